@@ -1,0 +1,309 @@
+"""Options that several commands share, and what they ask for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from provisioner.errors import EXIT_USAGE, InputError, ParseError, Problem, ProblemsError
+
+if TYPE_CHECKING:
+    from provisioner.request import PlacementRequest
+    from provisioner.sysfs import Root
+    from provisioner.topology import Machine
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_POLICIES = ("exclusive", "node", "llc", "card-range")
+
+
+def machine_options(function: _F) -> _F:
+    """The options that say which machine is read."""
+    for option in (
+        click.option(
+            "--within",
+            default="root",
+            show_default=True,
+            metavar="CGROUP",
+            help="The cgroup whose effective cpuset is the ceiling: root, self or a path.",
+        ),
+        click.option(
+            "--sample", metavar="NAME", help="Read a sample machine; provision samples lists them."
+        ),
+        click.option(
+            "--root",
+            metavar="DIR",
+            help="Read the recorded /sys and /proc in a folder instead of this system's.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def placement_options(function: _F) -> _F:
+    """The options that say what is to be planned."""
+    for option in reversed(
+        (
+            click.option(
+                "--config",
+                metavar="FILE",
+                help="Read a provision.toml ('-': standard input); options win over it.",
+            ),
+            click.option(
+                "--service",
+                metavar="NAME",
+                help="Name of the service and its slices.  [default: provision]",
+            ),
+            click.option(
+                "--devices",
+                metavar="LIST",
+                help="Cards in rank order, by number or PCI address: 0,1 or 0000:1b:00.0.  [default: all]",
+            ),
+            click.option(
+                "--devices-per-rank",
+                type=int,
+                metavar="N",
+                help="Cards of each rank.  [default: 1]",
+            ),
+            click.option(
+                "--policy",
+                type=click.Choice(_POLICIES),
+                help="How the cores of a NUMA node are shared.  [default: exclusive]",
+            ),
+            click.option(
+                "--smt",
+                type=click.Choice(("siblings", "first")),
+                help="Whole cores, or one CPU of each core.  [default: siblings]",
+            ),
+            click.option(
+                "--reach",
+                type=click.Choice(("node", "package")),
+                help="Whether NUMA nodes without a card lend their cores.  [default: node]",
+            ),
+            click.option(
+                "--remainder",
+                type=click.Choice(("unassigned", "spread")),
+                help="What becomes of cores that do not divide.  [default: unassigned]",
+            ),
+            click.option(
+                "--reserve-cores",
+                type=int,
+                metavar="N",
+                help="Cores of each NUMA node kept for the system.  [default: 0]",
+            ),
+            click.option(
+                "--reserve-cpus",
+                metavar="CPULIST",
+                help="CPUs kept for the system, rounded up to whole cores.",
+            ),
+            click.option("--exclude-cpus", metavar="CPULIST", help="CPUs that nobody is given."),
+            click.option(
+                "--use-isolated/--no-use-isolated",
+                default=None,
+                help="Use isolated CPUs too.  [default: no]",
+            ),
+            click.option(
+                "--confine/--no-confine",
+                default=None,
+                help="Keep the system's slices on the reserved and unassigned cores.  [default: no]",
+            ),
+            click.option(
+                "--compile-cores",
+                type=int,
+                metavar="N",
+                help="Cores of each rank set aside for background compilation.  [default: 0]",
+            ),
+            click.option(
+                "--memory",
+                type=click.Choice(("bind", "prefer", "off")),
+                help="A hard wall, a preference, or CPUs alone.  [default: bind]",
+            ),
+            click.option(
+                "--memory-need",
+                metavar="SIZE",
+                help="Memory that each rank needs, e.g. 200GiB; checked against its node.",
+            ),
+            click.option(
+                "--memory-kinds",
+                metavar="LIST",
+                help="Kinds of memory that ranks may use: dram, gpu, hbm, cxl.  [default: dram]",
+            ),
+            click.option(
+                "--visible-devices",
+                type=click.Choice(("service", "rank")),
+                help="Which cards a rank's environment names.  [default: service]",
+            ),
+            click.option(
+                "--locality",
+                multiple=True,
+                metavar="CARD=NODE",
+                help="The NUMA node of a card that does not know its own; repeatable.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def open_root(root: str | None, sample: str | None) -> Root:
+    """The root that --root or --sample names; this system's without either."""
+    if root is not None and sample is not None:
+        raise click.UsageError("--root and --sample exclude each other")
+    if sample is not None:
+        from provisioner.facts import build_tree
+        from provisioner.samples import read_sample
+
+        return build_tree(read_sample(sample))
+    from provisioner.sysfs import DirectoryRoot
+
+    return DirectoryRoot("/" if root is None else root)
+
+
+def read_machine(root: str | None, sample: str | None, within: str) -> Machine:
+    """The machine that the options name."""
+    from provisioner.discovery import discover
+
+    return discover(open_root(root, sample), within)
+
+
+def read_input(path: str) -> tuple[str, str]:
+    """(text, name for messages) of a file, or of standard input for '-'.
+
+    Raises InputError if it can't be read or is no UTF-8.
+    """
+    place = "<stdin>" if path == "-" else path
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read()
+        else:
+            with open(path, "rb") as file:
+                data = file.read()
+    except OSError as error:
+        raise InputError(f"{place}: can't be read: {error.strerror}") from error
+    try:
+        return data.decode("utf-8"), place
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{place}: is no UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}"
+        ) from error
+
+
+def make_request(options: Mapping[str, Any]) -> PlacementRequest:
+    """The request that --config and the other placement options make together.
+
+    Raises ProblemsError with everything that is wrong with the options' texts at once.
+    """
+    from provisioner.request import PlacementRequest
+
+    request = PlacementRequest()
+    if options.get("config") is not None:
+        from provisioner.config import read_config
+
+        request = read_config(*read_input(options["config"]))
+    problems: list[Problem] = []
+    host, service = _changes(options, problems)
+    if len(request.services) > 1:
+        for name, option in (("name", "--service"), ("devices", "--devices")):
+            if name in service:
+                problems.append(
+                    Problem(
+                        "bad_option",
+                        f"{option} is given, and {options['config']} has {len(request.services)} services",
+                        "Name the services and their devices in the file",
+                    )
+                )
+    if problems:
+        raise ProblemsError(problems, exit_status=EXIT_USAGE)
+    services = tuple(replace(one, **service) for one in request.services)
+    locality = {**request.locality, **host.pop("locality")}
+    return replace(request, services=services, locality=locality, **host)
+
+
+def _changes(
+    options: Mapping[str, Any], problems: list[Problem]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the options change on the host's request, and on each service's."""
+    from provisioner.idset import CpuSet
+
+    host = {
+        name: options[name]
+        for name in (
+            "policy",
+            "smt",
+            "reach",
+            "remainder",
+            "reserve_cores",
+            "use_isolated",
+            "confine",
+        )
+        if options.get(name) is not None
+    }
+    for name in ("reserve_cpus", "exclude_cpus"):
+        if options.get(name) is not None:
+            host[name] = _parsed(name, options[name], CpuSet.parse_list, problems)
+    host["locality"] = dict(_locality(text, problems) for text in options.get("locality", ()))
+    service = {
+        name: options[name]
+        for name in ("devices_per_rank", "compile_cores", "memory", "visible_devices")
+        if options.get(name) is not None
+    }
+    if options.get("service") is not None:
+        service["name"] = options["service"]
+    if options.get("devices") is not None:
+        service["devices"] = _parsed("devices", options["devices"], _parse_devices, problems)
+    if options.get("memory_need") is not None:
+        from provisioner.config import parse_size
+
+        service["memory_need_bytes"] = _parsed(
+            "memory_need", options["memory_need"], parse_size, problems
+        )
+    if options.get("memory_kinds") is not None:
+        service["memory_kinds"] = _parsed(
+            "memory_kinds", options["memory_kinds"], _parse_kinds, problems
+        )
+    return host, service
+
+
+def _parsed(name: str, text: str, parse: Callable[[str], Any], problems: list[Problem]) -> Any:
+    try:
+        return parse(text)
+    except ParseError as error:
+        problems.append(
+            Problem("bad_option", f"--{name.replace('_', '-')}: {error.message}", error.hint)
+        )
+        return None
+
+
+def _parse_devices(text: str) -> tuple[str, ...]:
+    from provisioner.pci import parse_pci_address
+
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(
+        part if part.isascii() and part.isdigit() else str(parse_pci_address(part))
+        for part in parts
+    )
+
+
+def _parse_kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(part.strip() for part in text.split(","))
+    strange = [kind for kind in kinds if kind not in ("dram", "gpu", "hbm", "cxl")]
+    if strange:
+        raise ParseError(f"'{strange[0]}' is no kind of memory: expected dram, gpu, hbm or cxl")
+    return kinds
+
+
+def _locality(text: str, problems: list[Problem]) -> tuple[str, int]:
+    card, equals, node = text.rpartition("=")
+    if not equals or not card or not (node.isascii() and node.isdigit() and len(node) < 9):
+        problems.append(
+            Problem(
+                "bad_option",
+                f"--locality: '{text[:60]}' is not of the form CARD=NODE, as in 0000:8a:00.0=1",
+            )
+        )
+        return text, 0
+    return card, int(node)

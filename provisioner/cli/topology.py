@@ -1,0 +1,92 @@
+"""`provision topology`: the machine, as it hangs together."""
+
+from __future__ import annotations
+
+import click
+
+from provisioner.cli.console import bold, print_json, print_line, print_notes, print_table
+from provisioner.cli.options import machine_options, read_machine
+
+
+@click.command("topology", epilog="Example: provision topology --root captures/host7 --json")
+@machine_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (schema provision.topology/1).")
+@click.option(
+    "--verbose", "-v", is_flag=True, help="Say where each fact came from, and list every core."
+)
+def command(
+    root: str | None, sample: str | None, within: str, as_json: bool, verbose: bool
+) -> None:
+    """Show packages, NUMA nodes, cores, cards and network devices, and what is odd."""
+    from provisioner.fingerprint import machine_fingerprint
+    from provisioner.topology_report import (
+        card_rows,
+        nic_rows,
+        node_rows,
+        topology_notes,
+        topology_to_json,
+    )
+
+    machine = read_machine(root, sample, within)
+    if as_json:
+        print_json(topology_to_json(machine))
+        return
+    packages = {cpu.package for cpu in machine.cpus if cpu.package is not None}
+    smt = sorted({len(core.cpus) for core in machine.cores})
+    print_line(
+        f"{len(packages) or '?'} packages, {len(machine.nodes)} NUMA nodes, {len(machine.cores)} cores, "
+        f"{len(machine.cpus)} CPUs (SMT {'/'.join(str(one) for one in smt)}), "
+        f"{len(machine.accelerators)} cards, {len(machine.nics)} network devices"
+    )
+    print_line(f"CPUs online {machine.online_cpus}, allowed {machine.allowed_cpus or 'none'}")
+    for name, cpus in (("offline", machine.offline_cpus), ("isolated", machine.isolated_cpus)):
+        if cpus:
+            print_line(f"CPUs {name} {cpus}")
+    print_line(f"Fingerprint {machine_fingerprint(machine)}")
+    print_line()
+    print_table(
+        ("NODE", "KIND", "MEMORY", "PACKAGE", "CORES", "CPUS", "LLCS", "CARDS", "DISTANCES"),
+        node_rows(machine),
+        wrapped=("CPUS", "DISTANCES", "CARDS"),
+    )
+    if machine.accelerators:
+        print_line()
+        print_table(
+            ("CARD", "PCI", "MODEL", "NODE", "KNOWN BY", "LOCAL CPUS", "BELOW", "RDMA"),
+            card_rows(machine),
+            wrapped=("LOCAL CPUS", "BELOW", "RDMA", "MODEL"),
+        )
+    if machine.nics:
+        print_line()
+        print_table(
+            ("NETWORK", "PCI", "NODE", "KNOWN BY", "BELOW"),
+            nic_rows(machine),
+            wrapped=("BELOW", "NETWORK"),
+        )
+    print_notes("Odd about this machine", topology_notes(machine))
+    if verbose:
+        print_line()
+        print_line(bold("Where each fact came from"))
+        for fact, source in (*machine.sources, ("ceiling", machine.ceiling.source)):
+            print_line(f"  {fact}: {source}")
+        for card in machine.accelerators:
+            print_line(f"  card {card.name}: named by {_SOURCES[card.source]}")
+        print_line()
+        print_table(
+            ("CORE", "CPUS", "PACKAGE", "DIE", "LLC", "NODE"),
+            (
+                [
+                    str(core.id),
+                    str(core.cpus),
+                    *("?" if one is None else str(one) for one in core[2:]),
+                ]
+                for core in machine.cores
+            ),
+        )
+
+
+_SOURCES = {
+    "driver": "NVIDIA's driver (/proc/driver/nvidia/gpus)",
+    "pci": "the PCI bus",
+    "dev": "/dev alone",
+}

@@ -1,0 +1,59 @@
+"""From a root to a Machine: what the kernel's files say, read once and frozen.
+
+No accelerator library is used, nor anything that a driver's user space brings.
+"""
+
+from __future__ import annotations
+
+from provisioner.cgroup import WITHIN_ROOT, find_ceiling, read_isolated_partition
+from provisioner.discovery.cpus import find_cpus
+from provisioner.discovery.nics import find_nics
+from provisioner.discovery.nodes import find_nodes
+from provisioner.discovery.nvidia import find_nvidia_cards
+from provisioner.discovery.pcibus import PciBus
+from provisioner.idset import CpuSet, NodeSet
+from provisioner.sysfs import Root
+from provisioner.sysfs_files import read_cpu_set, read_numa_balancing
+from provisioner.topology import Machine
+
+
+def discover(root: Root, within: str = WITHIN_ROOT) -> Machine:
+    """The machine below a root.
+
+    Args:
+        root: the running system, a recorded tree or files in memory.
+        within: the cgroup whose effective cpuset is the ceiling: root, self or a path.
+
+    Raises:
+        InputError: the root describes no machine: no CPU in it, or no such cgroup.
+        ReadError, ParseError: a file is there but can't be read or is not of its form.
+        TopologyError: files contradict each other.
+    """
+    oddities: list[str] = []
+    cpu_table = find_cpus(root, oddities)
+    bus = PciBus(root)
+    cards = find_nvidia_cards(root, bus, oddities)
+    nodes = find_nodes(
+        root,
+        cpu_table.online,
+        NodeSet(node for card in cards for node in card.memory_nodes),
+        oddities,
+    )
+    node_of = {cpu: node.id for node in nodes.nodes for cpu in node.cpus}
+    nics = find_nics(root, bus)
+    return Machine(
+        cpus=tuple(row._replace(node=node_of.get(row.id)) for row in cpu_table.rows),
+        offline_cpus=cpu_table.offline,
+        possible_cpus=read_cpu_set(root, "possible"),
+        isolated_cpus=(read_cpu_set(root, "isolated") or CpuSet()) | read_isolated_partition(root),
+        nodes=nodes.nodes,
+        accelerators=cards,
+        nics=nics,
+        pci=bus.functions(),
+        ceiling=find_ceiling(root, within),
+        is_this_system=root.is_this_system,
+        has_node_directories=nodes.has_directories,
+        numa_balancing=read_numa_balancing(root),
+        sources=(*cpu_table.sources, *nodes.sources),
+        oddities=tuple(oddities),
+    )

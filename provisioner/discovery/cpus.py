@@ -1,0 +1,140 @@
+"""The CPUs: which are online, and their cores, packages, dies and last-level caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from provisioner.errors import InputError, TopologyError
+from provisioner.idset import CpuSet
+from provisioner.sysfs import Root
+from provisioner.sysfs_files import (
+    DIE_FILES,
+    PACKAGE_FILES,
+    SIBLING_FILES,
+    describe_cpu,
+    list_cache_indexes,
+    list_cpus,
+    list_topology_files,
+    read_cpu_online,
+    read_cpu_set,
+    read_die_id,
+    read_last_level_cache,
+    read_package_id,
+    read_topology_group,
+)
+from provisioner.topology import Cpu
+
+_Read = Callable[[Root, int], CpuSet | None]
+
+
+class CpuTable(NamedTuple):
+    """The CPUs of a root; the rows' nodes are still unknown."""
+
+    rows: tuple[Cpu, ...]  # one for each online CPU, ascending
+    online: CpuSet
+    offline: CpuSet
+    sources: tuple[tuple[str, str], ...]
+
+
+def find_cpus(root: Root, oddities: list[str]) -> CpuTable:
+    """Every online CPU with what its topology files say.
+
+    A group's file (siblings, package, die, cache) is read for the first CPU of the group that
+    comes along, and holds for all that it names: the kernel writes one mask for the whole group.
+
+    Raises InputError if there is no CPU, TopologyError if groups of one kind overlap.
+    """
+    folders = list_cpus(root)
+    online, online_source = _find_online(root, folders)
+    if not online:
+        raise InputError(
+            f"{root.describe('sys/devices/system/cpu')}: no CPU is online there: expected at least one",
+            "Check that the root is a whole /sys and /proc",
+        )
+    offline = (read_cpu_set(root, "offline") or CpuSet()) | (folders - online)
+    # All online CPUs have the same files, so that two of them tell which to look for.
+    ends = (online.first, online.last)
+    known = list_topology_files(root, ends[0]) | list_topology_files(root, ends[1])
+    has_caches = any(list_cache_indexes(root, cpu) for cpu in ends)
+    core_of = _group(root, online, "core_cpus_list", _topology_reader(known, SIBLING_FILES))
+    if not core_of:
+        oddities.append(
+            "No CPU says which its SMT siblings are; each CPU is taken for a core of its own."
+        )
+    missing = CpuSet(cpu for cpu in online if cpu not in core_of)
+    if core_of and missing:
+        raise TopologyError(
+            f"{describe_cpu(root, missing.first)}: neither core_cpus_list nor thread_siblings_list is there, "
+            f"as for CPUs {missing}, while other CPUs have one",
+            "Record the tree again, whole",
+        )
+    packages = _numbered(root, online, _topology_reader(known, PACKAGE_FILES), read_package_id)
+    dies: dict[int, int] = {}
+    if "die_id" in known:
+        dies = _numbered(root, online, _topology_reader(known, DIE_FILES), read_die_id)
+    llc_of: dict[int, int] = {}
+    if has_caches:
+        llc_of = _group(root, online, "cache/*/shared_cpu_list", read_last_level_cache)
+    rows = tuple(
+        Cpu(cpu, core_of.get(cpu, cpu), packages.get(cpu), dies.get(cpu), llc_of.get(cpu), None)
+        for cpu in online
+    )
+    return CpuTable(rows, online, offline - online, (("online CPUs", online_source),))
+
+
+def _find_online(root: Root, folders: CpuSet) -> tuple[CpuSet, str]:
+    """The online CPUs and what said so.
+
+    The file ``online``. Without it, each CPU whose own ``online`` file does not say 0 and that has
+    a topology folder (if any CPU has one).
+    """
+    said = read_cpu_set(root, "online")
+    if said is not None:
+        return said, root.describe("sys/devices/system/cpu/online")
+    up = CpuSet(cpu for cpu in folders if read_cpu_online(root, cpu) is not False)
+    described = CpuSet(cpu for cpu in up if list_topology_files(root, cpu))
+    return described or up, root.describe("sys/devices/system/cpu/cpu*")
+
+
+def _topology_reader(known: frozenset[str], names: tuple[str, ...]) -> _Read:
+    wanted = tuple(name for name in names if name in known)
+    return lambda root, cpu: read_topology_group(root, cpu, wanted)
+
+
+def _group(root: Root, online: CpuSet, file: str, read: _Read) -> dict[int, int]:
+    """CPU -> lowest online CPU of its group, for the CPUs that some file names."""
+    group_of: dict[int, int] = {}
+    for cpu in online:
+        if cpu in group_of:
+            continue
+        members = read(root, cpu)
+        if members is None:
+            continue
+        if cpu not in members:
+            raise TopologyError(
+                f"{describe_cpu(root, cpu)}: {file} is '{members}', which lacks CPU {cpu} itself"
+            )
+        members &= online
+        for member in members:
+            if member in group_of:
+                raise TopologyError(
+                    f"{describe_cpu(root, cpu)}: {file} is '{members}', and CPU {member} is also in "
+                    f"the group of CPU {group_of[member]}: expected groups that do not overlap"
+                )
+            group_of[member] = members.first
+    return group_of
+
+
+def _numbered(
+    root: Root, online: CpuSet, read_members: _Read, read_id: Callable[[Root, int], int | None]
+) -> dict[int, int]:
+    """CPU -> the kernel's number of its group, for those that have one.
+
+    Where no file tells the members, each CPU's own number is read.
+    """
+    group_of = _group(root, online, "package_cpus_list", read_members)
+    numbers = {first: read_id(root, first) for first in sorted(set(group_of.values()))}
+    numbers |= {cpu: read_id(root, cpu) for cpu in online if cpu not in group_of}
+    found = {cpu: numbers[group_of.get(cpu, cpu)] for cpu in online}
+    return {cpu: number for cpu, number in found.items() if number is not None}

@@ -1,0 +1,38 @@
+"""Network and RDMA devices on the PCI bus."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from provisioner.discovery.pcibus import PciBus
+from provisioner.pci import PciAddress
+from provisioner.sysfs import Root
+from provisioner.sysfs_files import is_virtual_function, list_class_devices
+from provisioner.topology import Nic
+
+# The base class of network controllers: Ethernet, InfiniBand, fabrics. Source: include/linux/pci_ids.h.
+_BASE_CLASS = 0x02
+
+
+def find_nics(root: Root, bus: PciBus) -> tuple[Nic, ...]:
+    """Every PCI function of a network class, or that an RDMA or network device sits on, in PCI order.
+
+    Devices without PCI (loopback, bridges, soft RDMA such as rxe) are none.
+    """
+    rdma: dict[PciAddress, list[str]] = defaultdict(list)
+    net: dict[PciAddress, list[str]] = defaultdict(list)
+    for kind, names in (("infiniband", rdma), ("net", net)):
+        for name, address in list_class_devices(root, kind):
+            names[address].append(name)
+    addresses = sorted({*bus.of_base_class(_BASE_CLASS), *rdma, *net})
+    for address in addresses:
+        bus.take(address)
+    return tuple(
+        Nic(
+            address,
+            tuple(sorted(rdma.get(address, ()))),
+            tuple(sorted(net.get(address, ()))),
+            is_virtual_function(root, address),
+        )
+        for address in addresses
+    )

@@ -1,0 +1,71 @@
+"""The PCI bus: classes read once for every function, the rest only for those that matter."""
+
+from __future__ import annotations
+
+from provisioner.pci import PciAddress
+from provisioner.sysfs import Root
+from provisioner.sysfs_files import (
+    list_pci,
+    read_pci_class,
+    read_pci_device,
+    read_pci_local_cpus,
+    read_pci_numa_node,
+    read_pci_path,
+    read_pci_vendor,
+)
+from provisioner.topology import PciFunction
+
+
+class PciBus:
+    """The functions of a root, and those that discovery has taken up so far."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._taken: dict[PciAddress, PciFunction] = {}
+        # A function without a class file can't be told from any other; it is no card and no NIC.
+        self.classes: dict[PciAddress, int] = {
+            address: kind
+            for address in list_pci(root)
+            if (kind := read_pci_class(root, address)) is not None
+        }
+
+    def of_class(self, *classes: int) -> list[PciAddress]:
+        """The functions whose base class and subclass (16 bits) is one of these, in PCI order."""
+        return [address for address, kind in self.classes.items() if kind >> 8 in classes]
+
+    def of_base_class(self, base: int) -> list[PciAddress]:
+        """The functions whose base class (8 bits) is this, in PCI order."""
+        return [address for address, kind in self.classes.items() if kind >> 16 == base]
+
+    def vendor(self, address: PciAddress) -> int | None:
+        """The function's vendor id."""
+        return read_pci_vendor(self._root, address)
+
+    def take(self, address: PciAddress) -> PciFunction:
+        """The function, kept for the machine together with every bridge above it."""
+        known = self._taken.get(address)
+        if known is not None:
+            return known
+        host_bridge, bridges = read_pci_path(self._root, address)
+        parent: PciAddress | None = None
+        for bridge in bridges:
+            if bridge not in self._taken:
+                self._taken[bridge] = PciFunction(
+                    bridge, parent, host_bridge, read_pci_numa_node(self._root, bridge), None
+                )
+            parent = bridge
+        function = PciFunction(
+            address,
+            parent,
+            host_bridge,
+            read_pci_numa_node(self._root, address),
+            read_pci_local_cpus(self._root, address),
+            read_pci_vendor(self._root, address),
+            read_pci_device(self._root, address),
+        )
+        self._taken[address] = function
+        return function
+
+    def functions(self) -> dict[PciAddress, PciFunction]:
+        """Every function that was taken, and the bridges above them, in PCI order."""
+        return dict(sorted(self._taken.items()))

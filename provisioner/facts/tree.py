@@ -1,0 +1,264 @@
+"""From facts to the files that a kernel would show on such a machine.
+
+Source of the forms: Documentation/admin-guide/cputopology.rst, ABI/stable/sysfs-devices-node,
+ABI/testing/sysfs-devices-system-cpu, ABI/testing/sysfs-bus-pci, admin-guide/mm/numaperf.rst,
+admin-guide/cgroup-v2.rst; NVIDIA's kernel-open/nvidia/nv-procfs.c.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+
+from provisioner.facts.values import NVIDIA_VENDOR, CardFacts, HostFacts
+from provisioner.idset import CpuSet, NodeSet
+from provisioner.pci import PciAddress
+from provisioner.sysfs import MemoryRoot
+
+_CPU = "sys/devices/system/cpu"
+_NODE = "sys/devices/system/node"
+_CGROUP = "sys/fs/cgroup"
+_CONTROLLERS = "cpu io memory hugetlb pids rdma misc\n"
+_MOUNTS = """\
+sysfs /sys sysfs rw,nosuid,nodev,noexec,relatime 0 0
+proc /proc proc rw,nosuid,nodev,noexec,relatime 0 0
+cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid,nodev,noexec,relatime,nsdelegate,memory_recursiveprot 0 0
+"""
+# Firmware describes dies and numbers caches to the kernel on x86 alone (CPUID leaves 0x1f and 4).
+_DESCRIBING_ARCHES = ("x86_64", "i686")
+
+
+def build_tree(facts: HostFacts, *, with_masks: bool = False) -> MemoryRoot:
+    """The machine's /sys and /proc, as far as provision reads them.
+
+    Args:
+        facts: a machine that `check_facts` finds nothing wrong with.
+        with_masks: also the mask twin of each CPU list (``core_cpus`` of ``core_cpus_list``), which
+            provision does not need and hwloc does.
+    """
+    files: dict[str, str] = {}
+    links: dict[str, str] = {}
+    texts = _CpuTexts(_possible_cpus(facts).last + 1, with_masks)
+    _add_cpus(facts, texts, files)
+    _add_nodes(facts, texts, files)
+    _add_pci(facts, texts, files, links)
+    _add_class_devices(facts, links)
+    _add_nvidia(facts, files)
+    _add_proc_and_cgroups(facts, files, links)
+    if facts.absent:
+        lacks = re.compile("|".join(fnmatch.translate(pattern) for pattern in facts.absent)).match
+        files = {path: text for path, text in files.items() if not lacks(path)}
+        links = {path: target for path, target in links.items() if not lacks(path)}
+    return MemoryRoot(facts.name, files, links)
+
+
+class _CpuTexts:
+    """The texts of CPU sets, each made once: most files of a machine say the same few sets."""
+
+    def __init__(self, width: int, with_masks: bool) -> None:
+        self._width = width  # bits of a mask: the kernel's nr_cpu_ids
+        self._with_masks = with_masks
+        self._lists: dict[CpuSet, str] = {}
+        self._masks: dict[CpuSet, str] = {}
+
+    def add(self, files: dict[str, str], list_path: str, mask_path: str, cpus: CpuSet) -> None:
+        """Adds the file with the list, and the one with the mask if masks are wanted."""
+        text = self._lists.get(cpus)
+        if text is None:
+            text = self._lists[cpus] = f"{cpus}\n"
+        files[list_path] = text
+        if self._with_masks:
+            files[mask_path] = self.mask(cpus)
+
+    def mask(self, cpus: CpuSet) -> str:
+        """The mask in groups of 32 bits. Source: lib/vsprintf.c, bitmap_string."""
+        text = self._masks.get(cpus)
+        if text is None:
+            digits = f"{cpus.bits:0{(self._width + 3) // 4}x}"
+            head = len(digits) % 8
+            groups = [digits[start : start + 8] for start in range(head, len(digits), 8)]
+            text = self._masks[cpus] = ",".join([digits[:head], *groups] if head else groups) + "\n"
+        return text
+
+
+def _possible_cpus(facts: HostFacts) -> CpuSet:
+    if facts.possible_cpus is not None:
+        return facts.possible_cpus
+    return CpuSet(range(facts.cpus.last + 1))
+
+
+def _add_cpus(facts: HostFacts, texts: _CpuTexts, files: dict[str, str]) -> None:
+    """The folder cpu. An offline CPU has no topology and no cache, and is in no other CPU's lists."""
+    online, possible = facts.online_cpus, _possible_cpus(facts)
+    files[f"{_CPU}/online"] = f"{online}\n"
+    files[f"{_CPU}/offline"] = f"{possible - online}\n"
+    files[f"{_CPU}/possible"] = f"{possible}\n"
+    files[f"{_CPU}/present"] = f"{facts.cpus}\n"
+    files[f"{_CPU}/isolated"] = f"{facts.isolated_cpus}\n"
+    files[f"{_CPU}/kernel_max"] = f"{facts.kernel_max}\n"
+    for cpu in facts.cpus:
+        if cpu:  # CPU 0 can't be unplugged
+            files[f"{_CPU}/cpu{cpu}/online"] = "1\n" if cpu in online else "0\n"
+    has_dies = facts.arch in _DESCRIBING_ARCHES
+    of_package: dict[int, tuple[int, dict[str, str]]] = {}
+    for index, package in enumerate(facts.packages):
+        for number, die in enumerate(package.dies or (package.cpus,)):
+            common: dict[str, str] = {}
+            for name in ("package_cpus", "core_siblings"):
+                texts.add(common, f"topology/{name}_list", f"topology/{name}", package.cpus & online)
+            common["topology/physical_package_id"] = f"{-1 if package.id is None else package.id}\n"
+            if has_dies:
+                texts.add(common, "topology/die_cpus_list", "topology/die_cpus", die & online)
+                common["topology/die_id"] = f"{number}\n"
+            of_package.update(dict.fromkeys(die, (index, common)))
+    of_llc: dict[int, dict[str, str]] = {}
+    for number, llc in enumerate(facts.last_level_caches()):
+        common = _cache_files(3, 3, "Unified", llc & online, number if has_dies else None, texts)
+        of_llc.update(dict.fromkeys(llc, common))
+    core_ids = [0] * len(facts.packages)  # the next one of each package: they repeat across packages
+    for number, core in enumerate(facts.cores()):
+        index, common = of_package[core.first]
+        own = {**common, "topology/core_id": f"{core_ids[index]}\n"}
+        core_ids[index] += 1
+        members = core & online
+        for name in ("core_cpus", "thread_siblings"):
+            texts.add(own, f"topology/{name}_list", f"topology/{name}", members)
+        for index, (level, kind) in enumerate(((1, "Data"), (1, "Instruction"), (2, "Unified"))):
+            own |= _cache_files(index, level, kind, members, number if has_dies else None, texts)
+        own |= of_llc.get(core.first, {})
+        for cpu in members:
+            folder = f"{_CPU}/cpu{cpu}/"
+            for leaf, text in own.items():
+                files[folder + leaf] = text
+
+
+def _cache_files(
+    index: int, level: int, kind: str, cpus: CpuSet, number: int | None, texts: _CpuTexts
+) -> dict[str, str]:
+    folder = f"cache/index{index}"
+    files = {f"{folder}/level": f"{level}\n", f"{folder}/type": f"{kind}\n"}
+    if number is not None:
+        files[f"{folder}/id"] = f"{number}\n"
+    texts.add(files, f"{folder}/shared_cpu_list", f"{folder}/shared_cpu_map", cpus)
+    return files
+
+
+def _add_nodes(facts: HostFacts, texts: _CpuTexts, files: dict[str, str]) -> None:
+    """The folder node; none for a kernel without NUMA."""
+    if not facts.nodes:
+        return
+    online = facts.online_cpus
+    ids = facts.node_ids
+    possible = facts.possible_nodes
+    with_memory = _memory_nodes(facts)
+    files[f"{_NODE}/online"] = f"{ids}\n"
+    files[f"{_NODE}/possible"] = f"{NodeSet(range(ids.last + 1)) if possible is None else possible}\n"
+    files[f"{_NODE}/has_cpu"] = f"{NodeSet(node.id for node in facts.nodes if node.cpus & online)}\n"
+    files[f"{_NODE}/has_memory"] = f"{with_memory}\n"
+    # A card's memory is put into the movable zone, where the kernel keeps nothing of its own.
+    movable = NodeSet(card.memory_node for card in facts.cards if card.memory_node is not None)
+    files[f"{_NODE}/has_normal_memory"] = f"{with_memory - movable}\n"
+    rows = facts.distance_rows()
+    for node in facts.nodes:
+        folder = f"{_NODE}/node{node.id}"
+        texts.add(files, f"{folder}/cpulist", f"{folder}/cpumap", node.cpus & online)
+        files[f"{folder}/cpumap"] = texts.mask(node.cpus & online)
+        kib = node.memory_bytes // 1024
+        files[f"{folder}/meminfo"] = (
+            f"Node {node.id} MemTotal:       {kib:8d} kB\nNode {node.id} MemFree:        {kib:8d} kB\n"
+        )
+        files[f"{folder}/distance"] = " ".join(map(str, rows[node.id])) + "\n"
+        if node.read_bandwidth is not None:
+            files[f"{folder}/access0/initiators/read_bandwidth"] = f"{node.read_bandwidth}\n"
+
+
+def _memory_nodes(facts: HostFacts) -> NodeSet:
+    return NodeSet(node.id for node in facts.nodes if node.memory_bytes)
+
+
+def _pci_folder(path: tuple[PciAddress, ...]) -> str:
+    """The path of a function's folder below sys: the host bridge, the bridges, the function."""
+    return f"devices/pci{path[0].domain:04x}:{path[0].bus:02x}/" + "/".join(map(str, path))
+
+
+def _add_pci(facts: HostFacts, texts: _CpuTexts, files: dict[str, str], links: dict[str, str]) -> None:
+    """The functions' folders, and bus/pci/devices with a link to each."""
+    online = facts.online_cpus
+    node_cpus = {node.id: node.cpus & online for node in facts.nodes}
+    for path, one, local in (
+        *((path, bridge, None) for path, bridge in facts.all_bridges()),
+        *((function.path, function, function.local_cpus) for function in facts.pci_functions),
+    ):
+        folder = _pci_folder(path)
+        links[f"sys/bus/pci/devices/{path[-1]}"] = f"../../../{folder}"
+        files[f"sys/{folder}/class"] = f"0x{one.pci_class:06x}\n"
+        files[f"sys/{folder}/vendor"] = f"0x{one.vendor:04x}\n"
+        files[f"sys/{folder}/device"] = f"0x{one.device:04x}\n"
+        node = one.numa_node
+        if facts.nodes:  # a kernel without NUMA has no such file
+            files[f"sys/{folder}/numa_node"] = f"{-1 if node is None else node}\n"
+        if local is None:
+            local = online if node is None else node_cpus.get(node, online)
+        texts.add(files, f"sys/{folder}/local_cpulist", f"sys/{folder}/local_cpus", local)
+    paths = {function.address: function.path for function in facts.pci_functions}
+    for function in facts.pci_functions:
+        if function.physfn is not None:
+            up = "../" * (len(function.path) + 2)
+            links[f"sys/{_pci_folder(function.path)}/physfn"] = up + _pci_folder(paths[function.physfn])
+
+
+def _add_class_devices(facts: HostFacts, links: dict[str, str]) -> None:
+    """The folders class/infiniband and class/net: a link to each device, whose own link is its function."""
+    for nic in facts.nics:
+        folder = _pci_folder(nic.path)
+        for kind, names in (("infiniband", nic.rdma), ("net", nic.net)):
+            for name in names:
+                links[f"sys/class/{kind}/{name}"] = f"../../{folder}/{kind}/{name}"
+                links[f"sys/{folder}/{kind}/{name}/device"] = f"../../../{nic.address}"
+
+
+def _add_nvidia(facts: HostFacts, files: dict[str, str]) -> None:
+    """NVIDIA's driver's folder for each card that it holds, and the card's device node."""
+    held = [card for card in facts.cards if card.vendor == NVIDIA_VENDOR and card.has_driver]
+    for index, card in enumerate(sorted(held, key=lambda card: card.address)):
+        minor = index if card.minor is None else card.minor
+        folder = f"proc/driver/nvidia/gpus/{card.address}"
+        files[f"{folder}/information"] = (
+            f"Model: \t\t {card.model}\n"
+            f"GPU UUID: \t {made_uuid(card)}\n"
+            f"Bus Type: \t PCIe\n"
+            f"Bus Location: \t {card.address}\n"
+            f"Device Minor: \t {minor}\n"
+        )
+        if card.memory_node is not None:
+            files[f"{folder}/numa_status"] = f"Node:      {card.memory_node}\nStatus:    online\n"
+        files[f"dev/nvidia{minor}"] = ""
+
+
+def made_uuid(card: CardFacts) -> str:
+    """A UUID for a made card: the same for the same address, and of no real card."""
+    address = card.address
+    return f"GPU-{address.domain:08x}-{address.bus:04x}-4000-8000-{address.device:06x}{address.function:06x}"
+
+
+def _add_proc_and_cgroups(facts: HostFacts, files: dict[str, str], links: dict[str, str]) -> None:
+    """The rest of proc, and the one cgroup hierarchy, of version 2."""
+    total = sum(node.memory_bytes for node in facts.nodes) or facts.memory_bytes
+    files["proc/meminfo"] = f"MemTotal:       {total // 1024:8d} kB\n"
+    if facts.numa_balancing is not None:
+        files["proc/sys/kernel/numa_balancing"] = f"{facts.numa_balancing}\n"
+    files["proc/self/cgroup"] = f"0::{facts.own_cgroup}\n"
+    files["proc/self/mounts"] = _MOUNTS
+    links["proc/mounts"] = "self/mounts"
+    cpus = facts.online_cpus
+    nodes = _memory_nodes(facts) or NodeSet((0,))  # without NUMA the kernel calls the machine node 0
+    limits = {"/": (cpus, nodes)}
+    for one in facts.cgroups:
+        limits[one.path] = (cpus if one.cpus is None else one.cpus, nodes if one.nodes is None else one.nodes)
+    for path, (cpus, nodes) in limits.items():
+        folder = f"{_CGROUP}{path}".rstrip("/")
+        files[f"{folder}/cgroup.controllers"] = f"cpuset {_CONTROLLERS}"
+        files[f"{folder}/cpuset.cpus.effective"] = f"{cpus}\n"
+        files[f"{folder}/cpuset.mems.effective"] = f"{nodes}\n"
+    if facts.own_cgroup not in limits:  # the cpuset controller is off there
+        files[f"{_CGROUP}{facts.own_cgroup}/cgroup.controllers"] = _CONTROLLERS

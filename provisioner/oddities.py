@@ -1,0 +1,53 @@
+"""What is odd about a machine, whatever is planned on it: sentences with a hint, for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from provisioner.plan import Note
+from provisioner.topology import Machine
+
+
+def find_oddities(machine: Machine) -> Iterator[Note]:
+    """The notes on the machine itself; what a request decides about (isolated CPUs, cut cores) is not here."""
+    for sentence in machine.oddities:
+        yield Note("machine", sentence)
+    if any(card.source == "pci" for card in machine.accelerators):
+        yield Note(
+            "driver_not_loaded",
+            "NVIDIA's driver is not loaded: the cards and their numbers are those of the PCI bus.",
+            "Look again with the driver loaded, to be told of cards that it does not take and of GPU memory nodes",
+        )
+    if any(card.source == "dev" for card in machine.accelerators):
+        yield Note(
+            "cards_from_dev",
+            "The cards are known from /dev alone: their PCI addresses are unknown, and so is their order.",
+            "Make /proc/driver/nvidia or /sys/bus/pci visible here",
+        )
+    smt = sorted({len(core.cpus) for core in machine.cores})
+    if len(smt) > 1:
+        few = sum(1 for core in machine.cores if len(core.cpus) == smt[0])
+        yield Note(
+            "mixed_smt",
+            f"Cores have {' or '.join(str(one) for one in smt)} CPUs: {few} of {len(machine.cores)} have {smt[0]}.",
+            "Hybrid CPUs are so; else look for offline SMT siblings",
+        )
+    if machine.ceiling_cpus != machine.online_cpus:
+        yield Note(
+            "ceiling",
+            f"Only CPUs {machine.ceiling_cpus or 'none'} of {machine.online_cpus} may be used: "
+            f"{machine.ceiling.source} says so.",
+            "Widen that cgroup's cpuset to plan for the others",
+        )
+    if machine.allowed_nodes != machine.node_ids:
+        yield Note(
+            "memory_ceiling",
+            f"Only memory of NUMA nodes {machine.allowed_nodes or 'none'} of {machine.node_ids} may be used, "
+            "by the same cgroup.",
+        )
+    if machine.numa_balancing and len(machine.cpu_nodes) > 1:
+        yield Note(
+            "numa_balancing",
+            "kernel.numa_balancing is on: it scans the memory of unbound processes and stalls them.",
+            "Set it to 0 with sysctl on hosts whose workers are all bound",
+        )

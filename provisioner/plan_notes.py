@@ -1,0 +1,175 @@
+"""What is to be said about a plan: sentences with a hint, for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from provisioner.idset import CpuSet, NodeSet, union_cpus
+from provisioner.oddities import find_oddities
+from provisioner.plan import Note, Service
+from provisioner.request import MemoryMode, PlacementRequest
+from provisioner.shares import Place
+from provisioner.topology import Machine
+from provisioner.usable import UsableCores
+
+
+def placement_notes(
+    machine: Machine,
+    request: PlacementRequest,
+    places: Sequence[Place],
+    services: Sequence[Service],
+    usable: UsableCores,
+) -> tuple[Note, ...]:
+    """The notes on the whole plan, besides those on cores and shares."""
+    return (
+        *find_oddities(machine),
+        *_card_notes(places, services),
+        *_share_notes(request, services),
+        *_idle_notes(machine, request, places, usable),
+    )
+
+
+def _card_notes(places: Sequence[Place], services: Sequence[Service]) -> Iterator[Note]:
+    planned = {device for service in services for rank in service.ranks for device in rank.devices}
+    hidden = [place.card.name for place in places if place.card.name not in planned]
+    if hidden:
+        yield Note(
+            "cards_without_rank",
+            f"Cards {', '.join(hidden)} are in no service; their shares stay unassigned.",
+            "List them in a service's devices= to use them",
+        )
+
+
+def _share_notes(request: PlacementRequest, services: Sequence[Service]) -> Iterator[Note]:
+    for service in services:
+        sizes: dict[int, list[int]] = {}
+        for rank in service.ranks:
+            sizes.setdefault(rank.main_cores, []).append(rank.rank)
+        if len(sizes) > 1:
+            parts = "; ".join(
+                f"{cores} for rank {', '.join(str(rank) for rank in ranks)}"
+                for cores, ranks in sorted(sizes.items())
+            )
+            yield Note(
+                "uneven_shares",
+                f"The ranks of service '{service.name}' have different numbers of main cores: {parts}.",
+                "Ranks that move in step wait for the smallest; reserve cores where shares are larger, or live with it",
+            )
+    if request.smt == "first":
+        yield Note(
+            "idle_siblings",
+            'One CPU of each core is used and its SMT siblings are left idle, as asked by smt = "first".',
+        )
+
+
+def _idle_notes(
+    machine: Machine, request: PlacementRequest, places: Sequence[Place], usable: UsableCores
+) -> Iterator[Note]:
+    if request.policy == "card-range" or request.reach == "package":
+        return
+    with_cards = NodeSet(node for place in places for node in place.cpu_nodes)
+    idle = NodeSet(node for node, cores in usable.free.items() if cores and node not in with_cards)
+    if not idle:
+        return
+    cores = [core for node in idle for core in usable.free[node]]
+    sizes = [machine.node(node).memory_bytes for node in idle]
+    memory = (
+        "memory of unknown size"
+        if None in sizes
+        else f"{sum(size for size in sizes if size is not None) / 2**30:.1f} GiB of memory"
+    )
+    yield Note(
+        "idle_nodes",
+        f"NUMA nodes {idle} have no card: {len(cores)} cores ({union_cpus(core.cpus for core in cores)}) and "
+        f"{memory} serve no rank.",
+        'Set reach = "package" to lend them to the cards of the same package, or keep the system there',
+    )
+
+
+def rank_notes(
+    machine: Machine,
+    request: PlacementRequest,
+    places: Sequence[Place],
+    cpus: CpuSet,
+    cpu_nodes: NodeSet,
+    lent: NodeSet,
+    memory_nodes: NodeSet,
+    memory: MemoryMode,
+) -> tuple[Note, ...]:
+    """The notes on one rank."""
+    notes: list[Note] = []
+    for place in places:
+        card, locality = place.card.name, place.locality
+        if locality.source != "numa_node":
+            hint = (
+                ""
+                if locality.source == "locality"
+                else f'[locality] "{card}" = {place.cpu_nodes.first} would state it'
+            )
+            notes.append(
+                Note(
+                    f"by_{locality.source}",
+                    f"GPU {card} is taken for local to node {locality.nodes}: {locality.evidence}.",
+                    hint,
+                )
+            )
+        if len(locality.nodes) > 1:
+            notes.append(
+                Note(
+                    "several_nodes",
+                    f"GPU {card} is local to nodes {locality.nodes} and draws on each evenly.",
+                )
+            )
+        notes += [
+            Note(
+                "node_without_cpus",
+                f"GPU {card}: its node {node} has no CPUs; those of node {place.cpu_nodes} serve it.",
+            )
+            for node in locality.nodes - place.cpu_nodes
+        ]
+    if len(places) > 1:
+        notes.append(
+            Note("several_cards", f"The rank has the shares of its {len(places)} cards together.")
+        )
+    if lent:
+        notes.append(
+            Note(
+                "lent_nodes",
+                f"Nodes {lent} of the same package, which have no card, lend it cores and memory.",
+            )
+        )
+    far = CpuSet(
+        cpu.id for cpu in machine.cpus if cpu.id in cpus and cpu.node not in cpu_nodes | lent
+    )
+    if far:
+        notes.append(
+            Note(
+                "off_node",
+                f"CPUs {far} are not on node {cpu_nodes} of its cards: cut by card number they lie elsewhere.",
+                'Policy "exclusive" keeps each rank on its node',
+            )
+        )
+    bare = NodeSet(node for node in cpu_nodes | lent if node not in memory_nodes)
+    if memory != "off" and bare and memory_nodes:
+        why = (
+            "has no memory"
+            if not machine.node(bare.first).has_memory
+            else "may not be used for memory"
+        )
+        notes.append(
+            Note(
+                "remote_memory",
+                f"Node {bare} {why}; memory comes from node {memory_nodes}.",
+                "Check the memory population of the host"
+                if "no memory" in why
+                else "Widen the cpuset's memory nodes",
+            )
+        )
+    if request.policy == "node" and len(machine.accelerators) > 1:
+        notes.append(
+            Note(
+                "shared_cores",
+                'Its cores are shared with the service\'s other ranks on the same node, as asked by policy "node".',
+            )
+        )
+    return tuple(notes)

@@ -1,0 +1,140 @@
+"""plan.json: a plan as text, and back.
+
+The keys are the field names of the plan's values; sets are kernel lists. Reading forgives keys that
+it does not know, because a later schema may add some, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from provisioner.errors import EXIT_USAGE, InputError, ParseError, Problem, ProblemsError
+from provisioner.idset import CpuSet, IdSet
+from provisioner.plan import Plan
+from provisioner.request import PlacementRequest, ServiceRequest, check_request
+
+SCHEMA = "provision.plan/1"
+
+
+def to_json(value: object) -> Any:
+    """The value as JSON's own types: sets as kernel lists, values as objects of their fields."""
+    if isinstance(value, IdSet):
+        return str(value)
+    if is_dataclass(value):
+        return {f.name: to_json(getattr(value, f.name)) for f in fields(value) if f.init}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(one) for key, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [to_json(one) for one in value]
+    return value
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """The object that plan.json holds and `provision plan --json` prints."""
+    return {"schema": SCHEMA, **to_json(plan)}
+
+
+def format_plan(plan: Plan) -> str:
+    """The text of plan.json; the same plan gives the same bytes."""
+    return json.dumps(plan_to_json(plan), indent=1, ensure_ascii=False) + "\n"
+
+
+def parse_plan(text: str, place: str) -> Plan:
+    """The plan that a plan.json holds.
+
+    Args:
+        text: its contents.
+        place: its name, for messages.
+
+    Raises:
+        InputError: it is no JSON, another schema, or a value is of the wrong type.
+        ProblemsError: its values contradict each other, as after an edit by hand.
+    """
+    import msgspec
+
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{place}: is no JSON: {error}", "Give the plan.json that provision render wrote"
+        ) from error
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if schema != SCHEMA:
+        raise InputError(
+            f"{place}: is no plan: schema is {str(schema)[:60]!r}, expected '{SCHEMA}'",
+            "Give the plan.json that provision render wrote",
+        )
+    try:
+        plan = msgspec.convert(raw, Plan, dec_hook=_decode_set)
+    except (msgspec.ValidationError, ParseError) as error:
+        raise InputError(
+            f"{place}: {error}", "Make the plan again with provision render"
+        ) from error
+    problems = _check_plan(plan)
+    if problems:
+        raise ProblemsError(
+            [Problem(one.code, f"{place}: {one.message}", one.hint) for one in problems],
+            exit_status=EXIT_USAGE,
+        )
+    return plan
+
+
+def _decode_set(wanted: type, value: object) -> object:
+    if issubclass(wanted, IdSet):
+        if not isinstance(value, str):
+            raise TypeError(f"expected a list such as '0-3,8', got {type(value).__name__}")
+        return wanted.parse_list(value)
+    raise NotImplementedError(wanted.__name__)
+
+
+def _check_plan(plan: Plan) -> list[Problem]:
+    """What an edit by hand may have broken; unit names are made from names in here."""
+    asked = PlacementRequest(
+        services=tuple(
+            ServiceRequest(name=service.name, devices=("0",), worker=service.worker)
+            for service in plan.services
+        )
+    )
+    problems = check_request(asked)
+
+    def refuse(message: str) -> None:
+        problems.append(Problem("bad_plan", message, "Make the plan again with provision render"))
+
+    for service in plan.services:
+        where = f"service '{service.name}'"
+        if service.slice != f"{service.name}.slice":
+            refuse(f"{where}: slice is '{service.slice}': expected '{service.name}.slice'")
+        for number, rank in enumerate(service.ranks):
+            expected = f"{service.name}-rank{number}.slice"
+            if rank.rank != number or rank.slice != expected:
+                refuse(
+                    f"{where}: rank {rank.rank} has slice '{rank.slice}': expected rank {number} with '{expected}'"
+                )
+            if not rank.cpus:
+                refuse(f"{where}: rank {number} has no CPUs: expected at least one")
+            if rank.main_cpus | rank.compile_cpus != rank.cpus or not rank.main_cpus.isdisjoint(
+                rank.compile_cpus
+            ):
+                refuse(
+                    f"{where}: rank {number}: main_cpus and compile_cpus are no partition of cpus {rank.cpus}"
+                )
+            if service.memory != "off" and not rank.memory_nodes:
+                refuse(
+                    f"{where}: rank {number} has no memory nodes: expected at least one in mode '{service.memory}'"
+                )
+    taken: list[tuple[str, CpuSet]] = [
+        ("reserved_cpus", plan.reserved_cpus),
+        ("unassigned_cpus", plan.unassigned_cpus),
+    ]
+    for service in plan.services:
+        for name, cpus in taken:
+            both = cpus & service.cpus
+            if both:
+                refuse(
+                    f"CPUs {both} are in service '{service.name}' and in {name}: expected no CPU twice"
+                )
+        taken.append((f"service '{service.name}'", service.cpus))
+    return problems

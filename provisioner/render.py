@@ -1,0 +1,327 @@
+"""(Plan, text of its plan.json) -> the files that put it into force. Pure: templates in, text out.
+
+Every value that a template prints passes the filter (`quoting`) of the place where it stands.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from provisioner.data import find_data
+from provisioner.errors import InputError
+from provisioner.plan import Plan, Rank, Service
+from provisioner.quoting import (
+    check_variable,
+    format_comment,
+    format_is_set,
+    is_unit_text,
+    quote_env,
+    quote_exec,
+    quote_shell,
+    quote_unit,
+)
+from provisioner.request import WorkerRequest
+
+if TYPE_CHECKING:
+    import jinja2
+
+PLAN_FILE = "plan.json"
+PLAN_PATH = "/etc/provision/plan.json"  # where apply puts it
+
+_MARK = "# Made by provision "
+_SCHEMA = "provision.plan/"
+
+# The system's own units that confinement keeps off the ranks' CPUs, and the section of each.
+# Source: systemd.special(7); other top-level slices are the operator's.
+_CONFINED = (
+    ("system.slice", "Slice"),
+    ("user.slice", "Slice"),
+    ("machine.slice", "Slice"),
+    ("init.scope", "Scope"),
+)
+
+# NCCL: set, its threads leave the rank's CPUs for those that it finds near to the card.
+_UNSET = "NCCL_IGNORE_CPU_AFFINITY"
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedFile:
+    """One file of a rendered plan."""
+
+    text: str
+    executable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VariableGroup:
+    """Variables of a rank that stand together in its file, for one reason."""
+
+    reasons: tuple[str, ...]  # comment lines
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceVariables:
+    """How a vendor's runtime is told which cards a process sees."""
+
+    visible: str  # variable that lists physical card numbers
+    fixed: Mapping[str, str]  # what makes it count the cards as the kernel's PCI order does
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every variable of the vendor."""
+        return (self.visible, *self.fixed)
+
+
+DEVICE_VARIABLES: Mapping[str, DeviceVariables] = {
+    "nvidia": DeviceVariables("CUDA_VISIBLE_DEVICES", {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+}
+
+
+def render(plan: Plan, plan_text: str) -> dict[str, RenderedFile]:
+    """Every file of a plan by its name, `/` between folder and file; plan.json comes first.
+
+    Args:
+        plan: what is rendered.
+        plan_text: the text of its plan.json.
+
+    Raises:
+        InputError: a value can't be written where it belongs, or two files would have one name.
+    """
+    plan_id = hashlib.sha256(plan_text.encode()).hexdigest()[:12]
+    header = (
+        f"{_MARK[2:]}from plan {plan_id} (sha256 of plan.json) for the machine",
+        f"{plan.fingerprint}.",
+        "'provision undo' removes it. Edits are lost: change provision.toml and render again.",
+    )
+    files = {PLAN_FILE: RenderedFile(plan_text)}
+    for service in plan.services:
+        files |= _render_service(plan, service, header)
+    if plan.confine:
+        for unit_name, section in _CONFINED:
+            files[f"{unit_name}.d/50-provision-confine.conf"] = _fill(
+                "confine.conf.j2",
+                header=header,
+                unit_name=unit_name,
+                section=section,
+                cpus=plan.system_cpus,
+            )
+    for name in files:
+        folder = name.rpartition("/")[0]
+        if folder in files:
+            raise InputError(
+                f"service '{folder}': its folder and another file of the plan have one name",
+                "Choose another name for the service",
+            )
+    return files
+
+
+def rank_environment(plan: Plan, service: Service, rank: Rank) -> dict[str, str]:
+    """The environment of a rank, as its rendered file says it."""
+    environment: dict[str, str] = {}
+    for group in _environment_groups(plan, service, rank):
+        environment |= group.variables
+    return environment
+
+
+def is_ours(text: str) -> bool:
+    """Whether a file's text says that provision made it."""
+    if text.startswith("{"):
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(value, dict) and str(value.get("schema")).startswith(_SCHEMA)
+    first, _, rest = text.partition("\n")
+    return (rest if first.startswith("#!") else first).startswith(_MARK)
+
+
+def _render_service(
+    plan: Plan, service: Service, header: tuple[str, ...]
+) -> dict[str, RenderedFile]:
+    name = service.name
+    wall = service.memory == "bind"
+    files = {
+        service.slice: _fill(
+            "provision.slice.j2",
+            header=header,
+            purpose="The CPUs and memory nodes of all ranks: for a launcher that starts them itself.",
+            description=f"{name}: all ranks",
+            cpus=service.cpus,
+            memory_nodes=service.memory_nodes if wall else None,
+        )
+    }
+    for rank in service.ranks:
+        files[rank.slice] = _fill(
+            "provision.slice.j2",
+            header=header,
+            purpose=f"The CPUs and memory nodes of rank {rank.rank}: {', '.join(rank.devices)}.",
+            description=f"{name} rank {rank.rank}",
+            cpus=rank.cpus,
+            memory_nodes=rank.memory_nodes if wall else None,
+        )
+    if service.worker is not None:
+        command, directory = _worker_command(service.worker, name)
+        files[f"{name}@.service"] = _fill(
+            "provision@.service.j2",
+            header=header,
+            service=service,
+            worker=service.worker,
+            command=command,
+            directory=directory,
+            # UnsetEnvironment= also undoes what EnvironmentFile= says, so the operator's own word
+            # for it must keep it out.
+            unset=_UNSET if _UNSET not in service.worker.environment else None,
+        )
+        for rank in service.ranks:
+            if service.memory == "prefer":
+                files[f"{name}@{rank.rank}.service.d/10-provision-memory.conf"] = _fill(
+                    "memory.conf.j2", header=header, rank=rank.rank, node=_preferred_node(rank)
+                )
+    for rank in service.ranks:
+        files[f"{name}/rank{rank.rank}.env"] = _fill(
+            "rank.env.j2", header=header, groups=_environment_groups(plan, service, rank)
+        )
+    vendors = sorted({rank.vendor for rank in service.ranks} & DEVICE_VARIABLES.keys())
+    files[f"{name}-run"] = _fill(
+        "run.sh.j2",
+        executable=True,
+        header=header,
+        service=service,
+        run_name=f"{name}-run",
+        rank_range=f"0 to {len(service.ranks) - 1}" if len(service.ranks) > 1 else "0",
+        device_variables=[DEVICE_VARIABLES[vendor] for vendor in vendors],
+        unset=_UNSET,
+    )
+    return files
+
+
+def _preferred_node(rank: Rank) -> int:
+    """The one memory node that a rank's pages go to first: the lowest that has its CPUs too."""
+    return (rank.memory_nodes & rank.cpu_nodes or rank.memory_nodes).first
+
+
+def _environment_groups(plan: Plan, service: Service, rank: Rank) -> tuple[VariableGroup, ...]:
+    """The environment of a rank in the order of its file; a later group wins."""
+    devices = DEVICE_VARIABLES.get(rank.vendor)
+    # Whom the rank shares the list of visible cards with. Numbers count the cards of one vendor.
+    mates = [rank]
+    reason = "The rank's own cards alone: "
+    if service.visible_devices == "service":
+        mates = [one for one in service.ranks if one.vendor == rank.vendor]
+        reason = "All cards of the service, in rank order: "
+    cards = [str(index) for mate in mates for index in mate.device_indexes]
+    groups = [
+        VariableGroup(
+            ("Whose environment this is.",),
+            {
+                "PROVISION_SERVICE": service.name,
+                "PROVISION_RANK": str(rank.rank),
+                "PROVISION_PLAN": PLAN_PATH,
+                "PROVISION_FINGERPRINT": plan.fingerprint,
+            },
+        ),
+        VariableGroup(
+            ("The rank's place: CPUs and memory nodes as kernel lists, the nearest RDMA devices.",),
+            {
+                "PROVISION_CPUS": str(rank.cpus),
+                "PROVISION_MAIN_CPUS": str(rank.main_cpus),
+                "PROVISION_COMPILE_CPUS": str(rank.compile_cpus),
+                "PROVISION_MEMORY_NODES": str(rank.memory_nodes),
+                "PROVISION_NICS": ",".join(rank.nics),
+            },
+        ),
+        VariableGroup(
+            (
+                reason + "an engine takes entry LOCAL_RANK.",
+                "A card's number is its position in PCI order.",
+            ),
+            {
+                "LOCAL_RANK": str(mates.index(rank)),
+                "LOCAL_WORLD_SIZE": str(len(mates)),
+                **(devices.fixed if devices else {}),
+                **({devices.visible: ",".join(cards)} if devices else {}),
+            },
+        ),
+        VariableGroup(
+            ("One thread for each core: libraries count the machine's CPUs, not the slice's.",),
+            dict.fromkeys(
+                ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(rank.main_cores)
+            ),
+        ),
+    ]
+    if rank.compile_cpus:
+        groups.append(
+            VariableGroup(
+                ("How many CPUs background compilation has: those of PROVISION_COMPILE_CPUS.",),
+                {"DEEPINFER_SO_BUILDER_CPUS": str(len(rank.compile_cpus))},
+            )
+        )
+    groups.append(
+        VariableGroup(
+            ("Engines leave affinity alone: the slice has set it.",),
+            {"TLLM_NUMA_AWARE_WORKER_AFFINITY": "0", "SGLANG_SET_CPU_AFFINITY": "0"},
+        )
+    )
+    if service.worker is not None and service.worker.environment:
+        groups.append(
+            VariableGroup(
+                ("From provision.toml: the last word on a variable wins.",),
+                service.worker.environment,
+            )
+        )
+    return tuple(groups)
+
+
+# What systemd takes as a program: no quote, backslash or control character, and $ stays as it is
+# there while the arguments double it. Source: string_is_safe in config_parse_exec.
+_PROGRAM = re.compile(r"""/[^\x00-\x1f\x7f"'\\$]*""")
+
+
+def _worker_command(worker: WorkerRequest, name: str) -> tuple[tuple[str, ...], str | None]:
+    """The words of ExecStart= and the WorkingDirectory=, or None for none.
+
+    Neither setting can say every path: WorkingDirectory= has no quoting at all. Where one can't,
+    a shell that gets the paths as arguments changes the directory and becomes the program.
+    """
+    directory = worker.working_directory
+    plain = directory is None or (is_unit_text(directory) and ".." not in directory.split("/"))
+    if plain and _PROGRAM.fullmatch(worker.command[0]):
+        return worker.command, directory
+    script = 'cd -- "$1" && shift && exec "$@"'
+    return ("/bin/sh", "-c", script, name, directory or "/", *worker.command), None
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(find_data("templates")),
+        autoescape=False,  # noqa: S701  # no HTML: each place has a filter, and a test looks for it
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        auto_reload=False,
+    )
+    environment.filters = {
+        "comment": format_comment,
+        "env": quote_env,
+        "exec": quote_exec,
+        "is_set": format_is_set,
+        "shell": quote_shell,
+        "unit": quote_unit,
+        "variable": check_variable,
+    }
+    return environment
+
+
+def _fill(template: str, *, executable: bool = False, **values: object) -> RenderedFile:
+    return RenderedFile(_environment().get_template(template).render(values), executable)
