@@ -7,18 +7,19 @@ kernel really grants), cgroup-v1/cpusets.rst, proc_pid_cgroup(5), proc_pid_mount
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from provisioner.errors import InputError
 from provisioner.idset import CpuSet, NodeSet
-from provisioner.sysfs import Root, read_parsed
+from provisioner.root import Root, read_parsed
 from provisioner.topology import Ceiling
 
 WITHIN_ROOT = "root"
 WITHIN_SELF = "self"
 
 
-class _Hierarchy(NamedTuple):
+class Hierarchy(NamedTuple):
     """One mounted cgroup hierarchy that has cpusets."""
 
     version: int  # 1 or 2
@@ -33,11 +34,14 @@ _V1_FILES = (("cpuset.effective_cpus", "cpuset.cpus"), ("cpuset.effective_mems",
 _BARE_FILES = (("effective_cpus", "cpus"), ("effective_mems", "mems"))
 
 
-def find_ceiling(root: Root, within: str = WITHIN_ROOT) -> Ceiling:
+def find_ceiling(
+    root: Root, hierarchies: Sequence[Hierarchy], within: str = WITHIN_ROOT
+) -> Ceiling:
     """The effective cpuset of a cgroup; nothing in it where no cpuset says anything.
 
     Args:
         root: the machine.
+        hierarchies: where its cgroups are mounted.
         within: ``root``, ``self`` (the cgroup of this process, or of the process that recorded the
             tree), or a cgroup's path below the mount point.
 
@@ -45,7 +49,6 @@ def find_ceiling(root: Root, within: str = WITHIN_ROOT) -> Ceiling:
         InputError: a path was given and there is no such cgroup.
         ReadError, ParseError: a cpuset file is there but unreadable or no list.
     """
-    hierarchies = _find_hierarchies(root)
     if within == WITHIN_ROOT:
         paths = ["/"]
     elif within == WITHIN_SELF:
@@ -74,16 +77,16 @@ def find_ceiling(root: Root, within: str = WITHIN_ROOT) -> Ceiling:
     return Ceiling(within, None, None, "no cpuset file says anything")
 
 
-def read_isolated_partition(root: Root) -> CpuSet:
+def read_isolated_partition(root: Root, hierarchies: Sequence[Hierarchy]) -> CpuSet:
     """The CPUs in isolated cpuset partitions; empty if the kernel has no such file."""
-    for hierarchy in _find_hierarchies(root):
+    for hierarchy in hierarchies:
         if hierarchy.version == 2:
             path = f"{hierarchy.mount}/cpuset.cpus.isolated"
             return read_parsed(root, path, CpuSet.parse_list) or CpuSet()
     return CpuSet()
 
 
-def _read_ceiling(root: Root, hierarchy: _Hierarchy, path: str, within: str) -> Ceiling | None:
+def _read_ceiling(root: Root, hierarchy: Hierarchy, path: str, within: str) -> Ceiling | None:
     """The nearest answer from `path` upwards: where the controller is off, the ancestor's set holds."""
     while True:
         folder = hierarchy.mount + path.rstrip("/")
@@ -97,28 +100,28 @@ def _read_ceiling(root: Root, hierarchy: _Hierarchy, path: str, within: str) -> 
         path = posixpath.dirname(path)
 
 
-def _find_hierarchies(root: Root) -> list[_Hierarchy]:
+def find_hierarchies(root: Root) -> list[Hierarchy]:
     """The hierarchies that may have cpusets: one that owns the controller first, v2 before v1."""
     text = root.read("proc/self/mounts") or root.read("proc/mounts") or ""
-    found: list[_Hierarchy] = []
+    found: list[Hierarchy] = []
     for line in text.splitlines():
         fields = line.split()
         if len(fields) < 4:
             continue
         mount, kind, options = _unescape(fields[1]).strip("/"), fields[2], fields[3].split(",")
         if kind == "cgroup2":
-            found.append(_Hierarchy(2, mount, *_V2_FILES))
+            found.append(Hierarchy(2, mount, *_V2_FILES))
         elif kind == "cgroup" and "cpuset" in options:
             found.append(
-                _Hierarchy(1, mount, *(_BARE_FILES if "noprefix" in options else _V1_FILES))
+                Hierarchy(1, mount, *(_BARE_FILES if "noprefix" in options else _V1_FILES))
             )
         elif kind == "cpuset":
-            found.append(_Hierarchy(1, mount, *_BARE_FILES))
+            found.append(Hierarchy(1, mount, *_BARE_FILES))
     if not found:  # a recorded tree may lack the list of mounts
-        found.append(_Hierarchy(2, "sys/fs/cgroup", *_V2_FILES))
-        found.append(_Hierarchy(1, "sys/fs/cgroup/cpuset", *_V1_FILES))
+        found.append(Hierarchy(2, "sys/fs/cgroup", *_V2_FILES))
+        found.append(Hierarchy(1, "sys/fs/cgroup/cpuset", *_V1_FILES))
 
-    def owns(hierarchy: _Hierarchy) -> bool:
+    def owns(hierarchy: Hierarchy) -> bool:
         if hierarchy.version == 1:
             return True
         return "cpuset" in (root.read(f"{hierarchy.mount}/cgroup.controllers") or "").split()
@@ -126,7 +129,7 @@ def _find_hierarchies(root: Root) -> list[_Hierarchy]:
     return sorted(found, key=lambda hierarchy: (not owns(hierarchy), -hierarchy.version))
 
 
-def _own_path(root: Root, hierarchy: _Hierarchy) -> str:
+def _own_path(root: Root, hierarchy: Hierarchy) -> str:
     """The cgroup of the process in a hierarchy, as a path from its mount; '/' if nothing says."""
     for line in (root.read("proc/self/cgroup") or "").splitlines():
         number, _, rest = line.partition(":")

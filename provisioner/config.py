@@ -18,8 +18,14 @@ import msgspec
 
 from provisioner.errors import EXIT_USAGE, ParseError, Problem, ProblemsError
 from provisioner.idset import CpuSet
-from provisioner.pci import find_pci_address
-from provisioner.request import PlacementRequest, ServiceRequest, WorkerRequest, check_request
+from provisioner.request import (
+    PlacementRequest,
+    ServiceRequest,
+    WorkerRequest,
+    check_request,
+    parse_card,
+    parse_card_name,
+)
 
 _Table = Mapping[str, Any]  # as tomllib gives one
 
@@ -28,7 +34,6 @@ _DECIMAL_UNITS = {"PB": 10**15, "TB": 10**12, "GB": 10**9, "MB": 10**6, "kB": 10
 _UNITS = {name.lower(): size for name, size in (_BINARY_UNITS | _DECIMAL_UNITS).items()}
 # 20 digits are past 64 bits, and int() refuses over 4300 digits with an error of its own.
 _SIZE = re.compile(r"([0-9]{1,20})(?:(?:\.([0-9]{1,20}))?\s*([A-Za-z]+))?", re.ASCII)
-_SIZE_FORM = "a size such as '200GiB', '1.5TiB' or '200GB', or a number of bytes"
 
 
 def parse_size(text: str) -> int:
@@ -42,7 +47,7 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     unit = _UNITS.get((match[3] or "B").lower()) if match is not None else None
     if match is None or unit is None:
-        raise ParseError(f"'{_cut(text)}' is no size: expected {_SIZE_FORM}")
+        raise ParseError(f"'{_cut(text)}' is no size: expected {_FORMS['memory_need_bytes']}")
     fraction = match[2] or ""
     scale: int = 10 ** len(fraction)
     return -(-int(match[1] + fraction) * unit // scale)
@@ -87,15 +92,13 @@ _WORKER_KEYS = _keys_of(WorkerRequest)
 _HOMES = {"placement": _HOST_KEYS | _SERVICE_KEYS, "worker": _WORKER_KEYS}
 _NODE = _Key("locality", int, is_array=False, default=0)
 _VARIABLE = _Key("environment", str, is_array=False, default="")
-_CARD_NAME = re.compile(r"[a-z]+(0|[1-9][0-9]{0,5})", re.ASCII)
-_CARD_NUMBER = re.compile(r"[0-9]{1,6}", re.ASCII)
 _FORMS: Mapping[object, str] = {
     bool: "true or false",
     int: "a whole number",
     str: "a text",
     CpuSet: "a cpulist such as '0-1,56'",
     "devices": "a PCI address such as '0000:1b:00.0', or a card number",
-    "memory_need_bytes": _SIZE_FORM,
+    "memory_need_bytes": "a size such as '200GiB', '1.5TiB' or '200GB', or a number of bytes",
 }
 
 
@@ -184,6 +187,8 @@ class _Reader:
             name = table.get("name")
             where = f"[[service]] {number}" + (f" ({_cut(name)})" if isinstance(name, str) else "")
             own = self._settings(table, where, _SERVICE_KEYS, "worker")
+            if "name" in own and not isinstance(name, str):
+                own["name"] = f"unnamed_{number}"  # the default would be there twice
             if "worker" in table:
                 own["worker"] = self._worker(table["worker"], f"{where} [service.worker]")
             services.append(ServiceRequest(**{**shared, **own}))
@@ -194,26 +199,23 @@ class _Reader:
 
     def _worker(self, value: object, where: str) -> WorkerRequest:
         table = self._table(value, where)
-        settings = self._settings(table, where, _WORKER_KEYS, "environment")
-        if "command" not in settings:
-            settings["command"] = ("/",)
-            if isinstance(value, dict):
-                self.refuse("missing_key", f"{where} command is missing: expected a program")
+        if isinstance(value, dict) and "command" not in value:
+            self.refuse("missing_key", f"{where} command is missing: expected a program")
+        settings = {"command": ("/",)} | self._settings(table, where, _WORKER_KEYS, "environment")
         where = f"{where.removesuffix(']')}.environment]"
-        variables = self._table(table.get("environment", {}), where)
         settings["environment"] = {
-            name: self._value(_VARIABLE, variables[name], f"{where} {_cut(name)}")
-            for name in variables
+            name: self._value(_VARIABLE, text, f"{where} {_cut(name)}")
+            for name, text in self._table(table.get("environment", {}), where).items()
         }
         return WorkerRequest(**settings)
 
     def _locality(self, value: object) -> dict[str, int]:
         nodes: dict[str, int] = {}
         for name, node in self._table(value, "[locality]").items():
-            address = find_pci_address(name)
-            card = str(address) if address is not None else name.lower()
-            if address is None and _CARD_NAME.fullmatch(card) is None:
-                self._bad("[locality] key", name, "a PCI address, or vendor and number: 'nvidia0'")
+            try:
+                card = parse_card_name(name)
+            except ParseError as error:
+                self.refuse("bad_value", f"[locality] key {error.message}")
                 continue
             if card in nodes:
                 self.refuse("repeated_devices", f"[locality] '{card}' is there twice")
@@ -221,10 +223,9 @@ class _Reader:
         return nodes
 
     def _table(self, value: object, where: str) -> _Table:
-        if isinstance(value, dict):
-            return value
-        self._bad(where, value, "a table")
-        return {}
+        if not isinstance(value, dict):
+            self._bad(where, value, "a table")
+        return value if isinstance(value, dict) else {}
 
     def _settings(self, table: _Table, where: str, keys: _Keys, *tables: str) -> dict[str, Any]:
         """Field -> value for the keys that a table has, which may hold the given tables besides."""
@@ -240,10 +241,10 @@ class _Reader:
         if key.is_array:
             if not isinstance(value, list):
                 self._bad(where, value, f"an array, each entry {_form(key)}")
-                return ("/",)
+                return (_accepted(key, 0),)
             values = []
             for number, one in enumerate(value, 1):
-                entry = key._replace(is_array=False, default=f"/{number}")
+                entry = key._replace(is_array=False, default=_accepted(key, number))
                 values.append(self._value(entry, one, f"{where} entry {number}"))
             return tuple(values)
         try:
@@ -252,8 +253,7 @@ class _Reader:
             self.refuse("bad_value", f"{where}: {error.message}", error.hint)
         except msgspec.ValidationError:
             self._bad(where, value, _form(key))
-        # the names of services must differ, as the numbers of problems do
-        return f"unnamed_{len(self.problems)}" if key.field == "name" else key.default
+        return key.default
 
     def _bad(self, where: str, value: object, expected: str) -> None:
         self.refuse("bad_value", f"{where} is {_shown(value)}: expected {expected}")
@@ -268,22 +268,17 @@ class _Reader:
         self.refuse("unknown_key", f"{where}: {message}" if where else message, "".join(homes))
 
 
-def _convert(key: _Key, value: object) -> Any:
-    """The value of a key, or of one entry of its array.
+def _accepted(key: _Key, number: int) -> str:
+    """What stands for a refused entry, so that check_request does not refuse it once more."""
+    return str(999_999 - number) if key.field == "devices" else f"/{number}"
 
-    Raises:
-        ParseError: a text or number is not of the form that the key's values have.
-        msgspec.ValidationError: the value is of another type, or no known choice.
-    """
+
+def _convert(key: _Key, value: object) -> Any:
+    """A key's value, or an entry of it; raises ParseError or msgspec.ValidationError for a wrong one."""
     if isinstance(value, int) and value.bit_length() > 63:
         raise ParseError("the number is out of range: expected up to 64 bits, as TOML has them")
     if key.field == "devices":
-        card = str(msgspec.convert(value, int | str)).strip()
-        if (address := find_pci_address(card)) is not None:
-            return str(address)
-        if _CARD_NUMBER.fullmatch(card):
-            return str(int(card))
-        raise ParseError(f"'{_cut(card)}' is no card: expected {_form(key)}")
+        return parse_card(str(msgspec.convert(value, int | str)))
     if key.field.endswith("_bytes") and isinstance(value, str):
         return parse_size(value)
     if key.kind is CpuSet:
@@ -303,13 +298,12 @@ def _cut(text: str) -> str:
 
 
 _NOTES = {
-    "file": "What provision places on this host. A key that follows a '#' is unset: take the '#' away to set it.",
-    "placement": "The host. With several services, what stands here for a service (all but name and devices) "
-    "is the default of each [[service]].",
+    "file": "What provision places on this host. A key behind a '#' is unset: take the '#' away to set it.",
+    "placement": "The host. A service's keys here, save name and devices, are the default of each [[service]].",
     "policy": "How cards share a NUMA node's cores. exclusive: equal shares. node: all of them, together. "
     "llc: whole last-level caches. card-range: by card number, whatever the node (to compare).",
     "smt": "CPUs taken of each core. siblings: all. first: one, and its siblings stay idle.",
-    "reach": "Whose cores serve a card. node: its NUMA node's. package: also its package's nodes' without cards.",
+    "reach": "Whose cores and memory a card has. node: its NUMA node's. package: also its package's cardless nodes'.",
     "remainder": "Cores that do not divide evenly. unassigned: no rank's. spread: handed out one each.",
     "reserve_cores": "Cores kept for the system, whole ones on each NUMA node with CPUs.",
     "reserve_cpus": "CPUs kept for the system, a cpulist such as \"0-1,56\", rounded up to whole cores.",
@@ -326,9 +320,8 @@ _NOTES = {
     "memory_kinds": "Kinds of memory node that a rank may use.",
     "visible_devices": "Cards that a rank's environment names. service: all of its service. rank: its own.",
     "locality": "NUMA nodes of cards that do not know theirs: PCI address (or nvidia0 and so on) = node id.",
-    "worker": "The process that a unit starts for each rank. Unset: no such unit. With several services, of "
-    "those without a [service.worker].",
-    "command": "Program (absolute path) and arguments, taken literally.",
+    "worker": "What a unit starts for each rank of services without a [service.worker]. Unset: no such unit.",
+    "command": "Program (absolute path) and arguments, taken literally. Required.",
     "user": "User that it runs as, name or number. Unset: root.",
     "group": "Group that it runs as, name or number. Unset: the user's.",
     "working_directory": "Where it starts, an absolute path. Unset: /.",
@@ -338,37 +331,33 @@ _NOTES = {
 _EXAMPLES: Mapping[str, Any] = {
     "name": "chat", "devices": ("0000:1b:00.0", "1"), "memory_need_bytes": 200 << 30,
     "command": ("/usr/bin/python3", "-m", "engine"), "user": "engine", "group": "engine",
-    "working_directory": "/srv/engine", "environment": {"LOG_LEVEL": "info"},
-    "locality": {"0000:8a:00.0": 1},
+    "working_directory": "/srv/engine", "environment": {"LOG_LEVEL": "info"}, "locality": {"0000:8a:00.0": 1},
 }  # fmt: skip
 
 
 def format_config(request: PlacementRequest) -> str:
     """The complete `provision.toml` of a request, with comments, which `read_config` reads back."""
-    several = request.services if len(request.services) > 1 else ()
+    one = request.services[0] if len(request.services) == 1 else None
     lines = [*_comment("file"), "", *_comment("placement"), "[placement]"]
-    lines += _settings(_HOST_KEYS, request)
-    lines += [] if several else _settings(_SERVICE_KEYS, request.services[0])
+    lines += [*_settings(_HOST_KEYS, request), *_settings(_SERVICE_KEYS, one)]
     lines += ["", *_comment("locality"), "[locality]", *_entries("locality", request)]
-    lines += ["", *_comment("worker")]
-    lines += _worker("worker", None if several else request.services[0].worker)
-    lines += ["", *_comment("services")]
-    for number, service in enumerate(several or (None,)):
+    lines += ["", *_comment("worker"), *_worker("worker", one), "", *_comment("services")]
+    for service in (None,) if one is not None else request.services:
         lines += ["#[[service]]"] if service is None else ["", "[[service]]"]
-        lines += _settings(_SERVICE_KEYS, service, explained=service is not None and number == 0)
-        worker = None if service is None else service.worker
-        lines += _worker("service.worker", worker, explained=False)
+        lines += _settings(_SERVICE_KEYS, service, explained=False)
+        lines += _worker("service.worker", service, explained=False)
     return "\n".join((*lines, ""))
 
 
-def _worker(name: str, worker: WorkerRequest | None, explained: bool = True) -> list[str]:
+def _worker(name: str, service: ServiceRequest | None, explained: bool = True) -> list[str]:
+    worker = None if service is None else service.worker
     unset = "#" if worker is None else ""
     lines = [f"{unset}[{name}]", *_settings(_WORKER_KEYS, worker, explained)]
     lines += ["", *_comment("environment")] if explained else []
     return [*lines, f"{unset}[{name}.environment]", *_entries("environment", worker)]
 
 
-def _settings(keys: Mapping[str, _Key], record: object, explained: bool = True) -> list[str]:
+def _settings(keys: _Keys, record: object, explained: bool = True) -> list[str]:
     """A line for each key, commented out where the record has no value, or is None itself."""
     lines: list[str] = []
     for name, key in keys.items():
@@ -384,7 +373,7 @@ def _settings(keys: Mapping[str, _Key], record: object, explained: bool = True) 
 def _entries(field: str, record: object) -> list[str]:
     given = getattr(record, field, None)
     unset, shown = ("", given) if given else ("#", _EXAMPLES[field])
-    return [f"{unset}{_toml_key(name)} = {_toml(value)}" for name, value in shown.items()]
+    return [f"{unset}{_toml(name, bare=True)} = {_toml(value)}" for name, value in shown.items()]
 
 
 def _comment(name: str, key: _Key | None = None) -> list[str]:
@@ -392,26 +381,19 @@ def _comment(name: str, key: _Key | None = None) -> list[str]:
     lines = textwrap.wrap(_NOTES[name], 98, break_on_hyphens=False)
     if key is not None:
         facts = [f"{_form(key).capitalize()}."] if get_origin(key.kind) is Literal else []
-        facts += ["Required."] if key.default is dataclasses.MISSING else []
-        facts += (
-            []
-            if key.default in (None, dataclasses.MISSING)
-            else [f"Default: {_toml(key.default)}."]
-        )
-        lines += [" ".join(facts)] if facts else []
+        if key.default not in (None, dataclasses.MISSING):
+            facts.append(f"Default: {_toml(key.default)}.")
+        lines += textwrap.wrap(" ".join(facts), 98)
     return [f"# {line}" for line in lines]
 
 
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
+def _toml(value: object, *, bare: bool = False) -> str:
+    if isinstance(value, int):
+        return str(value).lower()  # True is an int, and true in TOML
     if isinstance(value, tuple):
         return f"[{', '.join(_toml(one) for one in value)}]"
-    return str(value) if isinstance(value, int) else f'"{_escape(str(value))}"'
-
-
-def _toml_key(text: str) -> str:
-    return text if text.isascii() and text.isidentifier() else _toml(text)
+    text = str(value)
+    return text if bare and text.isascii() and text.isidentifier() else f'"{_escape(text)}"'
 
 
 def _escape(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from provisioner.idset import NodeSet
 from provisioner.plan import Note
 from provisioner.topology import Machine
 
@@ -39,11 +40,14 @@ def find_oddities(machine: Machine) -> Iterator[Note]:
             f"{machine.ceiling.source} says so.",
             "Widen that cgroup's cpuset to plan for the others",
         )
-    if machine.allowed_nodes != machine.node_ids:
+    # The kernel never lists nodes without memory as usable.
+    with_memory = NodeSet(node.id for node in machine.nodes if node.kind != "none")
+    if not with_memory <= machine.allowed_nodes:
         yield Note(
             "memory_ceiling",
-            f"Only memory of NUMA nodes {machine.allowed_nodes or 'none'} of {machine.node_ids} may be used, "
-            "by the same cgroup.",
+            f"Only memory of NUMA nodes {with_memory & machine.allowed_nodes or 'none'} of {with_memory} "
+            "may be used, by the same cgroup.",
+            "Widen that cgroup's memory nodes to plan for the others",
         )
     if machine.numa_balancing and len(machine.cpu_nodes) > 1:
         yield Note(

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from provisioner.errors import Problem, ProblemsError
+from provisioner.errors import ParseError, Problem, ProblemsError
 from provisioner.fingerprint import machine_fingerprint
 from provisioner.idset import CpuSet, union_cpus
-from provisioner.pci import find_pci_address
 from provisioner.plan import Plan, Service
 from provisioner.plan_notes import placement_notes
 from provisioner.ranks import RankBuilder
-from provisioner.request import PlacementRequest, ServiceRequest, check_request
+from provisioner.request import (
+    PlacementRequest,
+    ServiceRequest,
+    check_request,
+    parse_card,
+    parse_card_name,
+)
 from provisioner.shares import (
     divide_cores,
     find_places,
@@ -91,8 +96,10 @@ def _check_locality(
     names = {card.name for card in machine.accelerators}
     stated: dict[str, int] = {}
     for text, node in request.locality.items():
-        address = find_pci_address(text)
-        name = str(address) if address is not None else text
+        try:
+            name = parse_card_name(text)
+        except ParseError:
+            name = text  # it names no card here either
         if name not in names:
             problems.append(
                 Problem(
@@ -192,8 +199,10 @@ def _choose_cards(
 def _find_card(
     by_name: Mapping[str, Accelerator], service: ServiceRequest, text: str, problems: list[Problem]
 ) -> Accelerator | None:
-    address = find_pci_address(text)
-    card = by_name.get(str(address) if address is not None else text)
+    try:
+        card = by_name.get(parse_card(text))
+    except ParseError:
+        return None  # check_request has said so
     if card is None:
         names = sorted({one.name for one in by_name.values()})
         problems.append(

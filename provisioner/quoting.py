@@ -96,11 +96,10 @@ def quote_shell(value: object) -> str:
     return "'" + str(value).replace("'", "'\\''") + "'"
 
 
-def format_comment(value: object) -> str:
-    """One printable line for a comment; a backslash at its end would take in the next line."""
-    text = str(value)
-    text = text if text.isprintable() else ascii(text)[1:-1]
-    return text + " " if text.endswith("\\") else text
+def format_comments(lines: Iterable[str]) -> str:
+    """Comment lines, each one line and printable; a backslash at its end would take in the next."""
+    shown = (line if line.isprintable() else ascii(line)[1:-1] for line in lines)
+    return "\n".join(f"# {line} " if line.endswith("\\") else f"# {line}" for line in shown)
 
 
 def format_is_set(name: str) -> str:

@@ -10,15 +10,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from provisioner.data import find_data
 from provisioner.errors import InputError
 from provisioner.plan import Plan, Rank, Service
 from provisioner.quoting import (
     check_variable,
-    format_comment,
+    format_comments,
     format_is_set,
     is_unit_text,
     quote_env,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 PLAN_FILE = "plan.json"
 PLAN_PATH = "/etc/provision/plan.json"  # where apply puts it
 
-_MARK = "# Made by provision "
+_MARK = "Made by provision "
 _SCHEMA = "provision.plan/"
 
 # The system's own units that confinement keeps off the ranks' CPUs, and the section of each.
@@ -50,33 +49,25 @@ _CONFINED = (
 _UNSET = "NCCL_IGNORE_CPU_AFFINITY"
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedFile:
+class RenderedFile(NamedTuple):
     """One file of a rendered plan."""
 
     text: str
     executable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class VariableGroup:
-    """Variables of a rank that stand together in its file, for one reason."""
+class VariableGroup(NamedTuple):
+    """Variables of a rank that stand together in its file."""
 
     reasons: tuple[str, ...]  # comment lines
     variables: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceVariables:
+class DeviceVariables(NamedTuple):
     """How a vendor's runtime is told which cards a process sees."""
 
-    visible: str  # variable that lists physical card numbers
-    fixed: Mapping[str, str]  # what makes it count the cards as the kernel's PCI order does
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every variable of the vendor."""
-        return (self.visible, *self.fixed)
+    visible: str  # the variable that lists physical card numbers
+    fixed: Mapping[str, str]  # what makes the runtime count cards in PCI order, as provision does
 
 
 DEVICE_VARIABLES: Mapping[str, DeviceVariables] = {
@@ -94,21 +85,27 @@ def render(plan: Plan, plan_text: str) -> dict[str, RenderedFile]:
     Raises:
         InputError: a value can't be written where it belongs, or two files would have one name.
     """
-    plan_id = hashlib.sha256(plan_text.encode()).hexdigest()[:12]
+    plan_id = hashlib.sha256(plan_text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     header = (
-        f"{_MARK[2:]}from plan {plan_id} (sha256 of plan.json) for the machine",
+        f"{_MARK}from plan {plan_id} (sha256 of plan.json) for the machine",
         f"{plan.fingerprint}.",
         "'provision undo' removes it. Edits are lost: change provision.toml and render again.",
     )
     files = {PLAN_FILE: RenderedFile(plan_text)}
     for service in plan.services:
-        files |= _render_service(plan, service, header)
+        files |= _render_slices(service, header)
+        if service.worker is not None:
+            files |= _render_worker(service, service.worker, header)
+        files |= _render_environments(plan, service, header)
+        files[f"{service.name}-run"] = _render_wrapper(service, header)
     if plan.confine:
         for unit_name, section in _CONFINED:
             files[f"{unit_name}.d/50-provision-confine.conf"] = _fill(
                 "confine.conf.j2",
-                header=header,
-                unit_name=unit_name,
+                about=(
+                    *header,
+                    f"Keeps {unit_name} on the CPUs that no rank has: a slice alone is not exclusive.",
+                ),
                 section=section,
                 cpus=plan.system_cpus,
             )
@@ -116,7 +113,7 @@ def render(plan: Plan, plan_text: str) -> dict[str, RenderedFile]:
         folder = name.rpartition("/")[0]
         if folder in files:
             raise InputError(
-                f"service '{folder}': its folder and another file of the plan have one name",
+                f"service '{folder}': its folder has the name of another file of the plan",
                 "Choose another name for the service",
             )
     return files
@@ -139,20 +136,19 @@ def is_ours(text: str) -> bool:
             return False
         return isinstance(value, dict) and str(value.get("schema")).startswith(_SCHEMA)
     first, _, rest = text.partition("\n")
-    return (rest if first.startswith("#!") else first).startswith(_MARK)
+    return (rest if first.startswith("#!") else first).startswith(f"# {_MARK}")
 
 
-def _render_service(
-    plan: Plan, service: Service, header: tuple[str, ...]
-) -> dict[str, RenderedFile]:
-    name = service.name
+def _render_slices(service: Service, header: tuple[str, ...]) -> dict[str, RenderedFile]:
     wall = service.memory == "bind"
     files = {
         service.slice: _fill(
             "provision.slice.j2",
-            header=header,
-            purpose="The CPUs and memory nodes of all ranks: for a launcher that starts them itself.",
-            description=f"{name}: all ranks",
+            about=(
+                *header,
+                "The CPUs and memory nodes of all ranks: for a launcher that starts them itself.",
+            ),
+            description=f"{service.name}: all ranks",
             cpus=service.cpus,
             memory_nodes=service.memory_nodes if wall else None,
         )
@@ -160,46 +156,91 @@ def _render_service(
     for rank in service.ranks:
         files[rank.slice] = _fill(
             "provision.slice.j2",
-            header=header,
-            purpose=f"The CPUs and memory nodes of rank {rank.rank}: {', '.join(rank.devices)}.",
-            description=f"{name} rank {rank.rank}",
+            about=(
+                *header,
+                f"The CPUs and memory nodes of rank {rank.rank}: {', '.join(rank.devices)}.",
+            ),
+            description=f"{service.name} rank {rank.rank}",
             cpus=rank.cpus,
             memory_nodes=rank.memory_nodes if wall else None,
         )
-    if service.worker is not None:
-        command, directory = _worker_command(service.worker, name)
-        files[f"{name}@.service"] = _fill(
+    return files
+
+
+def _render_worker(
+    service: Service, worker: WorkerRequest, header: tuple[str, ...]
+) -> dict[str, RenderedFile]:
+    command, directory = _worker_command(worker, service.name)
+    files = {
+        f"{service.name}@.service": _fill(
             "provision@.service.j2",
-            header=header,
-            service=service,
-            worker=service.worker,
+            about=(
+                *header,
+                f"Starts one rank in its slice, rank 0 by: systemctl start {service.name}@0",
+            ),
+            name=service.name,
+            worker=worker,
             command=command,
             directory=directory,
-            # UnsetEnvironment= also undoes what EnvironmentFile= says, so the operator's own word
-            # for it must keep it out.
-            unset=_UNSET if _UNSET not in service.worker.environment else None,
+            # UnsetEnvironment= undoes what EnvironmentFile= says too, so that where the operator
+            # sets the variable it must stay out.
+            unset=_UNSET if _UNSET not in worker.environment else None,
         )
+    }
+    if service.memory == "prefer":
         for rank in service.ranks:
-            if service.memory == "prefer":
-                files[f"{name}@{rank.rank}.service.d/10-provision-memory.conf"] = _fill(
-                    "memory.conf.j2", header=header, rank=rank.rank, node=_preferred_node(rank)
-                )
-    for rank in service.ranks:
-        files[f"{name}/rank{rank.rank}.env"] = _fill(
-            "rank.env.j2", header=header, groups=_environment_groups(plan, service, rank)
+            node = _preferred_node(rank)
+            files[f"{service.name}@{rank.rank}.service.d/10-provision-memory.conf"] = _fill(
+                "memory.conf.j2",
+                about=(
+                    *header,
+                    f"Rank {rank.rank} takes memory from node {node}, and from others when it is full.",
+                    "One node: systemd refuses more for this policy.",
+                ),
+                node=node,
+            )
+    return files
+
+
+def _render_environments(
+    plan: Plan, service: Service, header: tuple[str, ...]
+) -> dict[str, RenderedFile]:
+    about = (*header, "Systemd (EnvironmentFile=) and POSIX shells read it to the same values.")
+    return {
+        f"{service.name}/rank{rank.rank}.env": _fill(
+            "rank.env.j2", about=about, groups=_environment_groups(plan, service, rank)
         )
+        for rank in service.ranks
+    }
+
+
+def _render_wrapper(service: Service, header: tuple[str, ...]) -> RenderedFile:
+    about = [
+        *header,
+        "Runs a command as one rank: in the rank's slice, with the rank's environment. Process id,",
+        "signals, exit status, standard streams and working directory are the command's own.",
+    ]
+    if service.memory == "prefer":
+        about += [
+            'Memory is not walled in (memory = "prefer"), and only a service can prefer a node: from',
+            "here a page lies on the node of the CPU that first touches it.",
+        ]
+    wall = service.memory == "bind"
+    last = len(service.ranks) - 1
     vendors = sorted({rank.vendor for rank in service.ranks} & DEVICE_VARIABLES.keys())
-    files[f"{name}-run"] = _fill(
+    return _fill(
         "run.sh.j2",
         executable=True,
-        header=header,
+        about=about,
         service=service,
-        run_name=f"{name}-run",
-        rank_range=f"0 to {len(service.ranks) - 1}" if len(service.ranks) > 1 else "0",
-        device_variables=[DEVICE_VARIABLES[vendor] for vendor in vendors],
+        rank_range=f"0 to {last}" if last else "0",
+        table=[(rank.rank, rank.cpus, rank.memory_nodes if wall else "") for rank in service.ranks],
+        kept=[
+            (devices.visible, (devices.visible, *devices.fixed, "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+            for devices in (DEVICE_VARIABLES[vendor] for vendor in vendors)
+        ],
         unset=_UNSET,
     )
-    return files
 
 
 def _preferred_node(rank: Rank) -> int:
@@ -243,7 +284,7 @@ def _environment_groups(plan: Plan, service: Service, rank: Rank) -> tuple[Varia
                 "A card's number is its position in PCI order.",
             ),
             {
-                "LOCAL_RANK": str(mates.index(rank)),
+                "LOCAL_RANK": str([mate.rank for mate in mates].index(rank.rank)),
                 "LOCAL_WORLD_SIZE": str(len(mates)),
                 **(devices.fixed if devices else {}),
                 **({devices.visible: ",".join(cards)} if devices else {}),
@@ -312,7 +353,7 @@ def _environment() -> jinja2.Environment:
         auto_reload=False,
     )
     environment.filters = {
-        "comment": format_comment,
+        "comments": format_comments,
         "env": quote_env,
         "exec": quote_exec,
         "is_set": format_is_set,

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from provisioner.errors import Problem
+from provisioner.errors import ParseError, Problem
 from provisioner.idset import CpuSet
+from provisioner.pci import find_pci_address
 from provisioner.topology import MemoryKind
 
 Policy = Literal["exclusive", "node", "llc", "card-range"]
@@ -87,7 +88,38 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:]*", re.ASCII)
 _TAKEN = frozenset({"system", "user", "machine", "init", "app", "session", "background"})
 _NAME_MAX = 64  # unit names are below 256, and '-rank' with a number, '.slice' and drop-in folders are added
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?|[0-9]+", re.ASCII)
+_CARD_NAME = re.compile(r"[a-z]+(0|[1-9][0-9]{0,5})", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def parse_card(text: str) -> str:
+    """A card as devices= names it: a PCI address in the kernel's form, or a number without zeros in front.
+
+    Raises ParseError if the text is neither.
+    """
+    stripped = text.strip()
+    address = find_pci_address(stripped)
+    if address is not None:
+        return str(address)
+    if stripped.isascii() and stripped.isdigit() and len(stripped) <= 6:
+        return str(int(stripped))
+    raise ParseError(
+        f"'{_shown(text)}' is no card: expected a PCI address such as '0000:1b:00.0', or a card number"
+    )
+
+
+def parse_card_name(text: str) -> str:
+    """A card as [locality] names it: a PCI address in the kernel's form, or vendor and number.
+
+    Raises ParseError if the text is neither.
+    """
+    address = find_pci_address(text.strip())
+    name = str(address) if address is not None else text.strip().lower()
+    if address is None and not _CARD_NAME.fullmatch(name):
+        raise ParseError(
+            f"'{_shown(text)}' is no card: expected a PCI address, or vendor and number: 'nvidia0'"
+        )
+    return name
 
 
 def check_request(request: PlacementRequest) -> list[Problem]:
@@ -104,7 +136,7 @@ def check_request(request: PlacementRequest) -> list[Problem]:
             problems.append(
                 Problem(
                     "same_name",
-                    f"service '{service.name}' is there twice",
+                    f"service '{_shown(service.name)}' is there twice",
                     "Give each service a name of its own",
                 )
             )
@@ -115,7 +147,7 @@ def check_request(request: PlacementRequest) -> list[Problem]:
                 problems.append(
                     Problem(
                         "devices_missing",
-                        f"service '{service.name}': devices= is missing: with {len(request.services)} "
+                        f"service '{_shown(service.name)}': devices= is missing: with {len(request.services)} "
                         "services on a host each must list its cards",
                         "List the cards of each service by PCI address or number",
                     )
@@ -187,7 +219,13 @@ def _check_service(service: ServiceRequest) -> list[Problem]:
             problems.append(
                 Problem("no_devices", f"{where}: devices= is empty: expected at least one card")
             )
-        repeated = sorted({card for card in service.devices if service.devices.count(card) > 1})
+        cards: list[str] = []
+        for text in service.devices:
+            try:
+                cards.append(parse_card(text))
+            except ParseError as error:
+                problems.append(Problem("bad_card", f"{where}: devices= names {error.message}"))
+        repeated = sorted({card for card in cards if cards.count(card) > 1})
         if repeated:
             problems.append(
                 Problem("repeated_devices", f"{where}: devices= names {', '.join(repeated)} twice")

@@ -61,7 +61,9 @@ def read_sample(name: str) -> HostFacts:
 
 
 def _names() -> list[str]:
-    return sorted(name.removesuffix(_SUFFIX) for name in os.listdir(_FOLDER) if name.endswith(_SUFFIX))
+    return sorted(
+        name.removesuffix(_SUFFIX) for name in os.listdir(_FOLDER) if name.endswith(_SUFFIX)
+    )
 
 
 def _unknown(name: str, names: list[str]) -> InputError:

@@ -1,287 +1,380 @@
-"""The root of a machine's /sys and /proc, and one read and one parse function per kernel file.
+"""One read and, where its form is not shared, one parse function per kernel file.
 
-The only module (with `cgroup`) that knows a path below /sys or /proc. A root is the running
-system, a recorded tree in a folder, or files held in memory; readers can't tell which.
+Source of the paths: Documentation/ABI/stable/sysfs-devices-node, ABI/testing/sysfs-devices-system-cpu,
+ABI/testing/sysfs-bus-pci, admin-guide/cputopology.rst; NVIDIA's kernel-open/nvidia/nv-procfs.c.
+
+Absent, throughout: None (or an empty set where the docstring says so). Every function raises
+ReadError for a file that is there but can't be read, and ParseError, with the file's path, for text
+that is not of the file's form.
 """
 
 from __future__ import annotations
 
-import os
-import posixpath
-import stat
-from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from provisioner.errors import InputError, ParseError, ReadError
+from provisioner.errors import ParseError
+from provisioner.idset import CpuSet, NodeSet
+from provisioner.pci import PciAddress, find_pci_address, is_pci_root
+from provisioner.root import Root, read_parsed
 
-_T = TypeVar("_T")
-
-# The largest file that is read here is /proc/cpuinfo of a few thousand CPUs.
-MAX_FILE_BYTES = 16 << 20
-# A folder with more entries than this is no machine's.
-MAX_ENTRIES = 1 << 17
-
-
-class Root(Protocol):
-    """Where a machine's files are read from. Paths are relative to it, with '/' and without '..'."""
-
-    @property
-    def is_this_system(self) -> bool:
-        """Whether this is the running system's own root."""
-
-    def describe(self, path: str) -> str:
-        """The path as a person would have to type it, for messages."""
-
-    def read(self, path: str) -> str | None:
-        """The text of a file; None if there is none.
-
-        Raises ReadError if it is there and is no readable file of text of bounded size.
-        """
-
-    def list(self, path: str) -> list[str]:
-        """The sorted names in a folder; empty if there is none.
-
-        Raises ReadError if it is there and is no readable folder.
-        """
-
-    def resolve(self, path: str) -> str | None:
-        """The path, relative to the root, that links lead to; None if nothing is there.
-
-        Raises ReadError if links lead out of the root or in circles.
-        """
+_CPU = "sys/devices/system/cpu"
+_NODE = "sys/devices/system/node"
+_PCI = "sys/bus/pci/devices"
+_NVIDIA = "proc/driver/nvidia/gpus"
 
 
-class DirectoryRoot:
-    """The running system ('/') or a recorded tree in a folder.
+def parse_int(text: str) -> int:
+    """The decimal number that the text is, sign allowed."""
+    stripped = text.strip()
+    if not re.fullmatch(r"-?[0-9]{1,18}", stripped, re.ASCII):
+        raise ParseError(f"'{_short(stripped)}' is no number")
+    return int(stripped)
 
-    Nothing outside the folder is ever read: where a link leads out of it, reading raises.
+
+def parse_hex(text: str) -> int:
+    """The number that ``0x...`` text is."""
+    stripped = text.strip()
+    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}", stripped, re.ASCII):
+        raise ParseError(f"'{_short(stripped)}' is no hexadecimal number such as 0x10de")
+    return int(stripped, 16)
+
+
+def parse_id(text: str) -> int | None:
+    """A kernel id; None for -1, by which the kernel says that it does not know."""
+    value = parse_int(text)
+    return None if value < 0 else value
+
+
+# CPUs ------------------------------------------------------------------------------------------
+
+
+def read_cpu_set(root: Root, name: str) -> CpuSet | None:
+    """The set in /sys/devices/system/cpu/NAME: online, offline, possible, present or isolated."""
+    return read_parsed(root, f"{_CPU}/{name}", CpuSet.parse_list)
+
+
+def list_cpus(root: Root) -> CpuSet:
+    """The CPUs that have a folder; empty if there is none."""
+    names = root.list(_CPU)
+    return CpuSet(int(name[3:]) for name in names if name.startswith("cpu") and _is_id(name[3:]))
+
+
+def read_cpu_online(root: Root, cpu: int) -> bool | None:
+    """Whether cpuN/online says 1.
+
+    Absent: None if there is no such file, as for a CPU that can't be unplugged, or it is empty, as
+    in recordings by a user who may not read it.
     """
-
-    __slots__ = ("_base", "_is_live", "_prefix")
-
-    def __init__(self, path: str | os.PathLike[str] = "/") -> None:
-        """Raises InputError if there is no such folder, or neither sys nor proc is in it."""
-        text = os.fspath(path)
-        if not os.path.isdir(text):
-            found = "is no folder" if os.path.lexists(text) else "does not exist"
-            raise InputError(f"root '{text}' {found}: expected a folder that holds sys/ and proc/")
-        self._base = os.path.realpath(text)
-        self._is_live = self._base == "/"
-        self._prefix = self._base.rstrip("/") + "/"
-        if not any(os.path.isdir(self._prefix + name) for name in ("sys", "proc")):
-            names = ", ".join(sorted(os.listdir(self._base))[:5]) or "nothing"
-            raise InputError(
-                f"root '{text}' holds no machine: found {names}, expected the folders sys and proc",
-                "Give the folder that the recorded /sys and /proc were unpacked into",
-            )
-
-    @property
-    def is_this_system(self) -> bool:
-        return self._is_live
-
-    def describe(self, path: str) -> str:
-        return self._prefix + path
-
-    def read(self, path: str) -> str | None:
-        full = self._prefix + path
-        try:
-            # Not blocking: a fifo that a tree may hold would hang the open.
-            fd = os.open(full, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise ReadError(f"{full}: can't be opened: {os.strerror(error.errno or 0)}") from error
-        try:
-            self._check_inside(fd, full)
-            chunks: list[bytes] = []
-            size = 0
-            while chunk := os.read(fd, 1 << 16):
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > MAX_FILE_BYTES:
-                    raise ReadError(
-                        f"{full}: is over {MAX_FILE_BYTES} bytes: no file that is read here is"
-                    )
-        except IsADirectoryError as error:
-            raise ReadError(f"{full}: is a folder: expected a file") from error
-        except OSError as error:
-            if _is_unanswered(error) and self._is_live:
-                return None
-            raise ReadError(f"{full}: can't be read: {os.strerror(error.errno or 0)}") from error
-        finally:
-            os.close(fd)
-        return _decode(b"".join(chunks), full)
-
-    def list(self, path: str) -> list[str]:
-        full = self._prefix + path
-        try:
-            fd = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return []
-        except NotADirectoryError as error:
-            raise ReadError(f"{full}: is no folder: expected one") from error
-        except OSError as error:
-            raise ReadError(f"{full}: can't be opened: {os.strerror(error.errno or 0)}") from error
-        try:
-            self._check_inside(fd, full)
-            names = os.listdir(fd)
-        finally:
-            os.close(fd)
-        if len(names) > MAX_ENTRIES:
-            raise ReadError(f"{full}: has {len(names)} entries: expected at most {MAX_ENTRIES}")
-        return sorted(names)
-
-    def resolve(self, path: str) -> str | None:
-        full = self._prefix + path
-        try:
-            real = os.path.realpath(full, strict=True)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise ReadError(
-                f"{full}: can't be followed: {os.strerror(error.errno or 0)}"
-            ) from error
-        if not (real + "/").startswith(self._prefix):
-            raise _leads_out(full, real)
-        return real[len(self._prefix) :]
-
-    def _check_inside(self, fd: int, full: str) -> None:
-        if self._is_live:
-            return
-        try:
-            # One system call; walking the path's components would cost one for each.
-            real = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:  # no /proc here, e.g. not Linux
-            real = os.path.realpath(full)
-        if not (real + "/").startswith(self._prefix):
-            raise _leads_out(full, real)
-        mode = os.fstat(fd).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise ReadError(f"{full}: is neither a file nor a folder")
+    path = f"{_CPU}/cpu{cpu}/online"
+    value = read_parsed(root, path, lambda text: parse_int(text) if text.strip() else None)
+    return None if value is None else value != 0
 
 
-class MemoryRoot:
-    """A tree held in memory: files by path, and links by path with their target."""
-
-    __slots__ = ("_files", "_folders", "_links", "name")
-
-    def __init__(self, name: str, files: Mapping[str, str], links: Mapping[str, str] = {}) -> None:
-        """Args: name for messages; path -> text; path of a link -> target, relative as in a folder."""
-        self.name = name
-        self._files = dict(files)
-        self._links = dict(links)
-        folders: dict[str, set[str]] = {"": set()}
-        for path in (*self._files, *self._links):
-            while path:
-                parent, _, leaf = path.rpartition("/")
-                known = parent in folders
-                folders.setdefault(parent, set()).add(leaf)
-                if known:
-                    break
-                path = parent
-        self._folders = folders
-
-    @property
-    def is_this_system(self) -> bool:
-        return False
-
-    def describe(self, path: str) -> str:
-        return f"{self.name}:/{path}"
-
-    def read(self, path: str) -> str | None:
-        text = self._files.get(path)
-        if text is None:
-            real = self.resolve(path)
-            if real is None:
-                return None
-            if real in self._folders:
-                raise ReadError(f"{self.describe(path)}: is a folder: expected a file")
-            text = self._files[real]
-        return _checked(text, self.describe(path))
-
-    def list(self, path: str) -> list[str]:
-        real = self.resolve(path)
-        if real is None:
-            return []
-        if real not in self._folders:
-            raise ReadError(f"{self.describe(path)}: is no folder: expected one")
-        return sorted(self._folders[real])
-
-    def resolve(self, path: str) -> str | None:
-        if path in self._files or path in self._folders:
-            return path
-        todo = path.split("/")
-        done = ""
-        followed = 0
-        while todo:
-            step = f"{done}/{todo[0]}" if done else todo[0]
-            target = self._links.get(step)
-            if target is None:
-                if step not in self._files and step not in self._folders:
-                    return None
-                done = step
-                del todo[0]
-                continue
-            followed += 1
-            if followed > 40:  # as many as the kernel follows (include/linux/namei.h MAXSYMLINKS)
-                raise ReadError(f"{self.describe(path)}: can't be followed: too many links")
-            joined = posixpath.normpath(posixpath.join("/", done, target))
-            if posixpath.normpath(posixpath.join(done, target)).startswith(
-                "../"
-            ) or target.startswith("/"):
-                raise _leads_out(self.describe(path), target)
-            todo = [part for part in (*joined.strip("/").split("/"), *todo[1:]) if part]
-            done = ""
-        return done
+def list_topology_files(root: Root, cpu: int) -> frozenset[str]:
+    """The names in cpuN/topology, which a kernel has alike for all online CPUs; empty for an offline one."""
+    return frozenset(root.list(f"{_CPU}/cpu{cpu}/topology"))
 
 
-def _leads_out(path: str, target: str) -> ReadError:
-    return ReadError(
-        f"{path}: leads out of the root, to '{target}'",
-        "Record the tree again with its links kept as they are below /sys",
-    )
+def list_cache_indexes(root: Root, cpu: int) -> tuple[str, ...]:
+    """The names of the caches in cpuN/cache: index0 and so on; empty if none is described."""
+    names = root.list(f"{_CPU}/cpu{cpu}/cache")
+    return tuple(name for name in names if name.startswith("index") and _is_id(name[5:]))
 
 
-def _is_unanswered(error: OSError) -> bool:
-    # A device that does not answer makes its attribute fail to read, on a live system only.
-    import errno
-
-    return error.errno in (
-        errno.EIO,
-        errno.ENODEV,
-        errno.ENXIO,
-        errno.EOPNOTSUPP,
-        errno.EINVAL,
-        errno.ENODATA,
-    )
+# The files that name a group's members, the best first. Each has a list and a mask form; kernels
+# before 2.6.26 had the masks alone, and the older names stand beside the newer.
+SIBLING_FILES = ("core_cpus_list", "thread_siblings_list", "core_cpus", "thread_siblings")
+PACKAGE_FILES = ("package_cpus_list", "core_siblings_list", "package_cpus", "core_siblings")
+DIE_FILES = ("die_cpus_list", "die_cpus")
 
 
-def _decode(data: bytes, full: str) -> str:
-    try:
-        return _checked(data.decode("utf-8"), full)
-    except UnicodeDecodeError as error:
-        raise ReadError(
-            f"{full}: is no text: byte {error.start} is 0x{data[error.start]:02x}"
-        ) from error
+def read_topology_group(root: Root, cpu: int, names: Iterable[str]) -> CpuSet | None:
+    """The first of cpuN/topology/NAME that names the CPU itself; else the last that is not empty.
 
-
-def _checked(text: str, full: str) -> str:
-    # Kernels before 2.6.39 ended some node files with a zero byte (drivers/base/node.c).
-    text = text.rstrip("\0")
-    if "\0" in text:
-        raise ReadError(f"{full}: is no text: it holds a zero byte")
-    return text
-
-
-def read_parsed(root: Root, path: str, parse: Callable[[str], _T]) -> _T | None:
-    """What `parse` makes of a file's text; None if there is no such file.
-
-    Raises ReadError, or the parser's ParseError with the file's path in front.
+    Some recordings hold an empty or a stale list beside the right mask.
+    Absent: None, also where every file is empty.
     """
-    text = root.read(path)
-    if text is None:
+    return _read_own_group(root, cpu, [f"{_CPU}/cpu{cpu}/topology/{name}" for name in names])
+
+
+def read_package_id(root: Root, cpu: int) -> int | None:
+    """topology/physical_package_id."""
+    return read_parsed(root, f"{_CPU}/cpu{cpu}/topology/physical_package_id", parse_id)
+
+
+def read_die_id(root: Root, cpu: int) -> int | None:
+    """topology/die_id."""
+    return read_parsed(root, f"{_CPU}/cpu{cpu}/topology/die_id", parse_id)
+
+
+def read_last_level_cache(root: Root, cpu: int) -> CpuSet | None:
+    """The CPUs that share the CPU's highest-level data cache; None if none is described."""
+    best: tuple[int, str] | None = None
+    for name in list_cache_indexes(root, cpu):
+        folder = f"{_CPU}/cpu{cpu}/cache/{name}"
+        level = read_parsed(root, f"{folder}/level", parse_int)
+        if level is None or (best is not None and level <= best[0]):
+            continue
+        if (root.read(f"{folder}/type") or "").strip() != "Instruction":
+            best = (level, folder)
+    if best is None:
         return None
-    try:
-        return parse(text)
-    except ParseError as error:
-        raise error.at(root.describe(path)) from error
+    return _read_own_group(root, cpu, [f"{best[1]}/shared_cpu_list", f"{best[1]}/shared_cpu_map"])
+
+
+def _read_own_group(root: Root, cpu: int, paths: list[str]) -> CpuSet | None:
+    found: CpuSet | None = None
+    for path in paths:
+        parse = CpuSet.parse_list if path.endswith("_list") else CpuSet.parse_mask
+        members = read_parsed(root, path, parse)
+        if members:
+            if cpu in members:
+                return members
+            found = members
+    return found
+
+
+def describe_cpu(root: Root, cpu: int, leaf: str = "topology") -> str:
+    """The path of a CPU's folder, for messages."""
+    return root.describe(f"{_CPU}/cpu{cpu}/{leaf}")
+
+
+# NUMA nodes ------------------------------------------------------------------------------------
+
+
+def list_nodes(root: Root) -> NodeSet:
+    """The nodes that have a folder, the online ones; empty if the kernel has no NUMA."""
+    names = root.list(_NODE)
+    return NodeSet(int(name[4:]) for name in names if name.startswith("node") and _is_id(name[4:]))
+
+
+def read_nodes_with_memory(root: Root) -> NodeSet | None:
+    """has_memory, else has_normal_memory."""
+    for name in ("has_memory", "has_normal_memory"):
+        found = read_parsed(root, f"{_NODE}/{name}", NodeSet.parse_list)
+        if found is not None:
+            return found
+    return None
+
+
+def read_node_cpus(root: Root, node: int) -> CpuSet | None:
+    """nodeN/cpulist, else nodeN/cpumap."""
+    return _read_list_or_mask(root, f"{_NODE}/node{node}/cpulist", f"{_NODE}/node{node}/cpumap")
+
+
+def read_node_memory(root: Root, node: int) -> int | None:
+    """MemTotal of nodeN/meminfo. Unit: bytes."""
+    return read_parsed(root, f"{_NODE}/node{node}/meminfo", parse_meminfo)
+
+
+def read_node_distances(root: Root, node: int) -> tuple[int, ...] | None:
+    """nodeN/distance: one number for each online node in ascending order."""
+    return read_parsed(root, f"{_NODE}/node{node}/distance", parse_distances)
+
+
+def read_node_bandwidth(root: Root, node: int) -> int | None:
+    """Read bandwidth from the nearest CPUs, of the firmware's HMAT. Unit: MB/s.
+
+    Source: Documentation/admin-guide/mm/numaperf.rst; access class 1 counts CPUs alone, 0 any initiator.
+    """
+    for access in ("access1", "access0"):
+        path = f"{_NODE}/node{node}/{access}/initiators/read_bandwidth"
+        found = read_parsed(root, path, parse_int)
+        if found is not None:
+            return found
+    return None
+
+
+def describe_node(root: Root, node: int, leaf: str) -> str:
+    """The path of a node's file, for messages."""
+    return root.describe(f"{_NODE}/node{node}/{leaf}")
+
+
+def read_machine_memory(root: Root) -> int | None:
+    """MemTotal of /proc/meminfo. Unit: bytes."""
+    return read_parsed(root, "proc/meminfo", parse_meminfo)
+
+
+def read_is_knights_landing(root: Root) -> bool:
+    """Whether /proc/cpuinfo names a Xeon Phi, whose CPU-less nodes are its high-bandwidth memory."""
+    return "Xeon Phi" in (root.read("proc/cpuinfo") or "")
+
+
+def read_numa_balancing(root: Root) -> bool | None:
+    """Whether kernel.numa_balancing is on. Source: admin-guide/sysctl/kernel.rst."""
+    value = read_parsed(root, "proc/sys/kernel/numa_balancing", parse_int)
+    return None if value is None else value != 0
+
+
+_MEM_TOTAL = re.compile(
+    r"^(?:Node +[0-9]+ +)?MemTotal: *([0-9]{1,15}) *kB *$", re.ASCII | re.MULTILINE
+)
+
+
+def parse_meminfo(text: str) -> int:
+    """MemTotal in bytes, of a node's meminfo or of /proc/meminfo."""
+    match = _MEM_TOTAL.search(text)
+    if match is None:
+        raise ParseError("has no line 'MemTotal: N kB'")
+    return int(match[1]) * 1024
+
+
+def parse_distances(text: str) -> tuple[int, ...]:
+    """The numbers of a distance row, each 0 to 255 (the ACPI SLIT's bytes) or, on some machines, more."""
+    return tuple(parse_int(part) for part in text.split())
+
+
+# PCI -------------------------------------------------------------------------------------------
+
+
+def list_pci(root: Root) -> list[PciAddress]:
+    """The addresses of every PCI function, in PCI order; empty if there is no PCI bus."""
+    found = (find_pci_address(name) for name in root.list(_PCI))
+    return sorted(address for address in found if address is not None)
+
+
+def read_pci_class(root: Root, address: PciAddress) -> int | None:
+    """The class, 24 bits, e.g. 0x030200."""
+    return read_parsed(root, f"{_PCI}/{address}/class", parse_hex)
+
+
+def read_pci_vendor(root: Root, address: PciAddress) -> int | None:
+    """The vendor id, 16 bits."""
+    return read_parsed(root, f"{_PCI}/{address}/vendor", parse_hex)
+
+
+def read_pci_device(root: Root, address: PciAddress) -> int | None:
+    """The device id, 16 bits."""
+    return read_parsed(root, f"{_PCI}/{address}/device", parse_hex)
+
+
+def read_pci_numa_node(root: Root, address: PciAddress) -> int | None:
+    """numa_node; None also for -1."""
+    return read_parsed(root, f"{_PCI}/{address}/numa_node", parse_id)
+
+
+def read_pci_local_cpus(root: Root, address: PciAddress) -> CpuSet | None:
+    """local_cpulist, else local_cpus. A device without a node lists every CPU there."""
+    return _read_list_or_mask(
+        root, f"{_PCI}/{address}/local_cpulist", f"{_PCI}/{address}/local_cpus"
+    )
+
+
+def is_virtual_function(root: Root, address: PciAddress) -> bool:
+    """Whether the function is an SR-IOV virtual one: it has a physfn link."""
+    return root.resolve(f"{_PCI}/{address}/physfn") is not None
+
+
+class PciPath(NamedTuple):
+    """Where a function hangs."""
+
+    host_bridge: str | None  # e.g. pci0000:00
+    bridges: tuple[PciAddress, ...]  # from the host bridge down, without the function itself
+
+
+def read_pci_path(root: Root, address: PciAddress) -> PciPath:
+    """The host bridge and the bridges above a function, from where its link leads.
+
+    Absent: no host bridge and no bridges, as in a recording that kept no links.
+    """
+    real = root.resolve(f"{_PCI}/{address}")
+    parts = (real or "").split("/")
+    for start, part in enumerate(parts):
+        if is_pci_root(part):
+            bridges = (find_pci_address(one) for one in parts[start + 1 : -1])
+            return PciPath(part, tuple(one for one in bridges if one is not None))
+    return PciPath(None, ())
+
+
+def list_class_devices(root: Root, kind: str) -> list[tuple[str, PciAddress]]:
+    """(name, PCI address) of each device of /sys/class/KIND that is on the PCI bus."""
+    found: list[tuple[str, PciAddress]] = []
+    for name in root.list(f"sys/class/{kind}"):
+        real = root.resolve(f"sys/class/{kind}/{name}/device")
+        address = find_pci_address((real or "").rpartition("/")[2])
+        if address is not None:
+            found.append((name, address))
+    return found
+
+
+# NVIDIA's driver --------------------------------------------------------------------------------
+
+
+def list_nvidia_driver(root: Root) -> list[PciAddress]:
+    """The cards that NVIDIA's driver holds, in PCI order; empty if it is not loaded."""
+    found = (find_pci_address(name) for name in root.list(_NVIDIA))
+    return sorted(address for address in found if address is not None)
+
+
+class NvidiaInformation(NamedTuple):
+    """What the driver's information file says; None for a line that is not there or says nothing."""
+
+    model: str | None
+    uuid: str | None
+    minor: int | None
+
+
+def read_nvidia_information(root: Root, address: PciAddress) -> NvidiaInformation:
+    """/proc/driver/nvidia/gpus/ADDRESS/information. Absent: nothing in it."""
+    return read_parsed(
+        root, f"{_nvidia_folder(root, address)}/information", parse_nvidia_information
+    ) or (NvidiaInformation(None, None, None))
+
+
+def read_nvidia_memory_node(root: Root, address: PciAddress) -> int | None:
+    """The NUMA node that is the card's own memory, from its numa_status file; None if it has none."""
+    return read_parsed(root, f"{_nvidia_folder(root, address)}/numa_status", parse_numa_status)
+
+
+def _nvidia_folder(root: Root, address: PciAddress) -> str:
+    # The driver's folder may write the domain with four or eight digits.
+    name = str(address)
+    if root.resolve(f"{_NVIDIA}/{name}") is None:
+        name = f"{address.domain:08x}:{address.bus:02x}:{address.device:02x}.{address.function:x}"
+    return f"{_NVIDIA}/{name}"
+
+
+def parse_nvidia_information(text: str) -> NvidiaInformation:
+    """The lines 'Model:', 'GPU UUID:' and 'Device Minor:'."""
+    lines = _parse_lines(text)
+    uuid = lines.get("GPU UUID")
+    minor = lines.get("Device Minor", "")
+    return NvidiaInformation(
+        lines.get("Model") or None,
+        # The driver writes question marks until a card was first used.
+        uuid if uuid and "?" not in uuid else None,
+        int(minor) if _is_id(minor) else None,
+    )
+
+
+def parse_numa_status(text: str) -> int | None:
+    """The number of the line 'Node:', if it is one."""
+    node = _parse_lines(text).get("Node", "")
+    return int(node) if _is_id(node) else None
+
+
+def list_nvidia_nodes(root: Root) -> list[int]:
+    """N of each /dev/nvidiaN, ascending."""
+    names = root.list("dev")
+    return sorted(int(name[6:]) for name in names if name.startswith("nvidia") and _is_id(name[6:]))
+
+
+def _parse_lines(text: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {key.strip(): value.strip() for key, colon, value in pairs if colon}
+
+
+def _read_list_or_mask(root: Root, list_path: str, mask_path: str) -> CpuSet | None:
+    found = read_parsed(root, list_path, CpuSet.parse_list)
+    return found if found is not None else read_parsed(root, mask_path, CpuSet.parse_mask)
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9
+
+
+def _short(text: str) -> str:
+    shown = text if len(text) <= 60 else text[:57] + "..."
+    return shown if shown.isprintable() else ascii(shown)[1:-1]

@@ -143,6 +143,7 @@ class Machine:
     online_cpus: CpuSet = field(init=False, repr=False, compare=False)
     cores: tuple[Core, ...] = field(init=False, repr=False, compare=False)  # ascending
     _nodes: dict[int, NumaNode] = field(init=False, repr=False, compare=False)
+    _node_cores: dict[int, tuple[Core, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         cpu_bits = 0
@@ -161,6 +162,13 @@ class Machine:
         object.__setattr__(self, "online_cpus", CpuSet.from_bits(cpu_bits))
         object.__setattr__(self, "cores", cores)
         object.__setattr__(self, "_nodes", {node.id: node for node in self.nodes})
+        by_node: dict[int, list[Core]] = {}
+        for core in sorted(cores, key=lambda core: core.sort_key):
+            if core.node is not None:
+                by_node.setdefault(core.node, []).append(core)
+        object.__setattr__(
+            self, "_node_cores", {node: tuple(found) for node, found in by_node.items()}
+        )
 
     @property
     def ceiling_cpus(self) -> CpuSet:
@@ -199,17 +207,12 @@ class Machine:
 
     def node_cores(self, node_id: int) -> tuple[Core, ...]:
         """The cores of a node in (last-level cache, core) order."""
-        return tuple(
-            sorted(
-                (core for core in self.cores if core.node == node_id),
-                key=lambda core: core.sort_key,
-            )
-        )
+        return self._node_cores.get(node_id, ())
 
     def node_packages(self, node_id: int) -> frozenset[int]:
         """The packages that a node's CPUs are in; empty if none is known."""
         return frozenset(
-            core.package for core in self.cores if core.node == node_id and core.package is not None
+            core.package for core in self.node_cores(node_id) if core.package is not None
         )
 
     def distance(self, from_node: int, to_node: int) -> int | None:

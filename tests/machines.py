@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.sysfs import MemoryRoot
+from provisioner.root import MemoryRoot
 
 FOLDER = Path(
     os.environ.get("PROVISION_MACHINES", Path(__file__).parents[2] / "shared" / "machines")

@@ -221,7 +221,7 @@ def test_plan_or_reason(name: str) -> None:
 def test_no_machine(name: str, tmp_path: Any) -> None:
     """A recording that describes no machine is refused, naming what is wrong with it."""
     require_machines()
-    from provisioner.sysfs import DirectoryRoot
+    from provisioner.root import DirectoryRoot
     from tests.machines import unpack_machine
 
     with pytest.raises((InputError, TopologyError), match=REFUSED[name]):
@@ -232,7 +232,7 @@ def test_no_machine(name: str, tmp_path: Any) -> None:
 def test_folder_and_memory_agree(name: str, tmp_path: Any) -> None:
     """The same tree in a folder and in memory is the same machine."""
     require_machines()
-    from provisioner.sysfs import DirectoryRoot
+    from provisioner.root import DirectoryRoot
     from tests.machines import unpack_machine
 
     on_disk = discover(DirectoryRoot(unpack_machine(name, tmp_path)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.trees import host_facts
 
 from provisioner.discovery import discover
 from provisioner.errors import ProblemsError
@@ -15,8 +14,9 @@ from provisioner.plan import Plan
 from provisioner.planfile import format_plan, parse_plan
 from provisioner.planner import make_plan
 from provisioner.render import render
-from provisioner.request import PlacementRequest, ServiceRequest
+from provisioner.request import PlacementRequest, Policy, ServiceRequest
 from provisioner.topology import Machine
+from tests.trees import host_facts
 
 SLOW = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -24,7 +24,8 @@ SLOW = settings(max_examples=120, deadline=None, suppress_health_check=list(Heal
 @st.composite
 def requests(draw: st.DrawFn) -> PlacementRequest:
     """Requests that contradict themselves nowhere; a machine may still not serve them."""
-    policy = draw(st.sampled_from(["exclusive", "exclusive", "node", "llc"]))
+    policies: list[Policy] = ["exclusive", "exclusive", "node", "llc"]
+    policy = draw(st.sampled_from(policies))
     return PlacementRequest(
         services=(
             ServiceRequest(

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.trees import write_tree
 
 from provisioner.discovery import discover
 from provisioner.errors import InputError, ParseError, ReadError, TopologyError
 from provisioner.facts import build_tree
+from provisioner.root import DirectoryRoot, MemoryRoot
 from provisioner.samples import read_sample
-from provisioner.sysfs import DirectoryRoot, MemoryRoot
+from tests.trees import write_tree
 
 CPU = "sys/devices/system/cpu"
 
@@ -124,16 +124,13 @@ def test_fifo_does_not_hang(tree: Path) -> None:
     assert "is neither a file nor a folder" in refusal(tree)
 
 
-def test_socket_is_refused(tree: Path, tmp_path: Path) -> None:
+def test_socket_is_refused(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something that can't be opened is named with the system's reason."""
     path = tree / f"{CPU}/online"
     path.unlink()
-    os.chdir(path.parent)  # a socket's path is at most 108 bytes long
-    try:
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind("online")
-    finally:
-        os.chdir(tmp_path)
+    monkeypatch.chdir(path.parent)  # a socket's path is at most 108 bytes long
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind("online")
     assert f"{path}: can't be opened: " in refusal(tree)
 
 
@@ -148,7 +145,7 @@ def test_unreadable_file(tree: Path) -> None:
     code = (
         f"import sys, os; sys.path[:] = {[str(Path(__file__).parents[1]), *sys.path]!r}\n"
         "from provisioner.discovery import discover\n"
-        "from provisioner.sysfs import DirectoryRoot\n"
+        "from provisioner.root import DirectoryRoot\n"
         "from provisioner.errors import ReadError\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         f"try: discover(DirectoryRoot({str(tree)!r}))\n"

@@ -13,7 +13,7 @@ from provisioner.errors import EXIT_USAGE, InputError, ParseError, Problem, Prob
 
 if TYPE_CHECKING:
     from provisioner.request import PlacementRequest
-    from provisioner.sysfs import Root
+    from provisioner.root import Root
     from provisioner.topology import Machine
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -158,7 +158,7 @@ def open_root(root: str | None, sample: str | None) -> Root:
         from provisioner.samples import read_sample
 
         return build_tree(read_sample(sample))
-    from provisioner.sysfs import DirectoryRoot
+    from provisioner.root import DirectoryRoot
 
     return DirectoryRoot("/" if root is None else root)
 
@@ -279,13 +279,9 @@ def _parsed(name: str, text: str, parse: Callable[[str], Any], problems: list[Pr
 
 
 def _parse_devices(text: str) -> tuple[str, ...]:
-    from provisioner.pci import parse_pci_address
+    from provisioner.request import parse_card
 
-    parts = [part.strip() for part in text.split(",")]
-    return tuple(
-        part if part.isascii() and part.isdigit() else str(parse_pci_address(part))
-        for part in parts
-    )
+    return tuple(parse_card(part) for part in text.split(","))
 
 
 def _parse_kinds(text: str) -> tuple[str, ...]:
@@ -297,8 +293,11 @@ def _parse_kinds(text: str) -> tuple[str, ...]:
 
 
 def _locality(text: str, problems: list[Problem]) -> tuple[str, int]:
+    from provisioner.request import parse_card_name
+
     card, equals, node = text.rpartition("=")
-    if not equals or not card or not (node.isascii() and node.isdigit() and len(node) < 9):
+    name = _parsed("locality", card, parse_card_name, problems) if equals else None
+    if not equals or not (node.isascii() and node.isdigit() and len(node) < 9):
         problems.append(
             Problem(
                 "bad_option",
@@ -306,4 +305,4 @@ def _locality(text: str, problems: list[Problem]) -> tuple[str, int]:
             )
         )
         return text, 0
-    return card, int(node)
+    return name or text, int(node)

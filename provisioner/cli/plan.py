@@ -62,8 +62,14 @@ def command(
 
     if print_config:
         from provisioner.config import format_config
+        from provisioner.errors import EXIT_USAGE, ProblemsError
+        from provisioner.request import check_request
 
-        print_text(format_config(make_request(options)))
+        request = make_request(options)
+        problems = check_request(request)
+        if problems:
+            raise ProblemsError(problems, exit_status=EXIT_USAGE)
+        print_text(format_config(request))
         return
     machine, plan = read_or_make_plan(root, sample, within, plan_file, options)
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -74,12 +75,12 @@ def command(
     from provisioner.output import check_files, write_files
 
     if check:
-        difference = check_files(files, check)
+        difference = check_files(files, Path(check))
         print_text(difference)
         if not difference:
             print_line(f"{check} is as rendered: {len(files)} files")
         return EXIT_MISMATCH if difference else 0
-    result = write_files(files, output or ".", force=force)
+    result = write_files(files, Path(output or "."), force=force)
     print_line(
         f"{output}: {len(result.written)} files written, {len(result.unchanged)} unchanged, "
         f"{len(result.removed)} removed"

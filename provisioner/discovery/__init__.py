@@ -5,15 +5,20 @@ No accelerator library is used, nor anything that a driver's user space brings.
 
 from __future__ import annotations
 
-from provisioner.cgroup import WITHIN_ROOT, find_ceiling, read_isolated_partition
+from provisioner.cgroup import (
+    WITHIN_ROOT,
+    find_ceiling,
+    find_hierarchies,
+    read_isolated_partition,
+)
 from provisioner.discovery.cpus import find_cpus
 from provisioner.discovery.nics import find_nics
 from provisioner.discovery.nodes import find_nodes
 from provisioner.discovery.nvidia import find_nvidia_cards
 from provisioner.discovery.pcibus import PciBus
 from provisioner.idset import CpuSet, NodeSet
-from provisioner.sysfs import Root
-from provisioner.sysfs_files import read_cpu_set, read_numa_balancing
+from provisioner.root import Root
+from provisioner.sysfs import read_cpu_set, read_numa_balancing
 from provisioner.topology import Machine
 
 
@@ -41,16 +46,18 @@ def discover(root: Root, within: str = WITHIN_ROOT) -> Machine:
     )
     node_of = {cpu: node.id for node in nodes.nodes for cpu in node.cpus}
     nics = find_nics(root, bus)
+    hierarchies = find_hierarchies(root)
     return Machine(
         cpus=tuple(row._replace(node=node_of.get(row.id)) for row in cpu_table.rows),
         offline_cpus=cpu_table.offline,
         possible_cpus=read_cpu_set(root, "possible"),
-        isolated_cpus=(read_cpu_set(root, "isolated") or CpuSet()) | read_isolated_partition(root),
+        isolated_cpus=(read_cpu_set(root, "isolated") or CpuSet())
+        | read_isolated_partition(root, hierarchies),
         nodes=nodes.nodes,
         accelerators=cards,
         nics=nics,
         pci=bus.functions(),
-        ceiling=find_ceiling(root, within),
+        ceiling=find_ceiling(root, hierarchies, within),
         is_this_system=root.is_this_system,
         has_node_directories=nodes.has_directories,
         numa_balancing=read_numa_balancing(root),

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from provisioner.errors import InputError, TopologyError
 from provisioner.idset import CpuSet
-from provisioner.sysfs import Root
-from provisioner.sysfs_files import (
+from provisioner.root import Root
+from provisioner.sysfs import (
     DIE_FILES,
     PACKAGE_FILES,
     SIBLING_FILES,

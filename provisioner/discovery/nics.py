@@ -6,8 +6,8 @@ from collections import defaultdict
 
 from provisioner.discovery.pcibus import PciBus
 from provisioner.pci import PciAddress
-from provisioner.sysfs import Root
-from provisioner.sysfs_files import is_virtual_function, list_class_devices
+from provisioner.root import Root
+from provisioner.sysfs import is_virtual_function, list_class_devices
 from provisioner.topology import Nic
 
 # The base class of network controllers: Ethernet, InfiniBand, fabrics. Source: include/linux/pci_ids.h.

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from provisioner.errors import TopologyError
 from provisioner.idset import CpuSet, NodeSet
-from provisioner.sysfs import Root
-from provisioner.sysfs_files import (
+from provisioner.root import Root
+from provisioner.sysfs import (
     describe_node,
     list_nodes,
     read_is_knights_landing,
@@ -53,8 +53,9 @@ def find_nodes(root: Root, online: CpuSet, card_memory: NodeSet, oddities: list[
         return NodeTable((whole,), False, (("NUMA nodes", "no node folder: one node"),))
     cpus = {node: (read_node_cpus(root, node) or CpuSet()) & online for node in ids}
     _check_disjoint(root, cpus)
-    memory = _find_memory(root, ids)
-    kinds = _find_kinds(root, ids, cpus, memory, card_memory)
+    with_memory = read_nodes_with_memory(root)
+    memory = _find_memory(root, ids, with_memory)
+    kinds = _find_kinds(root, ids, cpus, memory, with_memory, card_memory)
     nodes = tuple(
         NumaNode(node, cpus[node], memory[node], kinds[node], _find_distances(root, node, ids))
         for node in ids
@@ -74,9 +75,8 @@ def _check_disjoint(root: Root, cpus: dict[int, CpuSet]) -> None:
             seen[cpu] = node
 
 
-def _find_memory(root: Root, ids: NodeSet) -> dict[int, int | None]:
+def _find_memory(root: Root, ids: NodeSet, with_memory: NodeSet | None) -> dict[int, int | None]:
     """Node -> bytes; 0 for one that has_memory leaves out; the machine's for one node without a file."""
-    with_memory = read_nodes_with_memory(root)
     memory: dict[int, int | None] = {}
     for node in ids:
         size = read_node_memory(root, node)
@@ -93,6 +93,7 @@ def _find_kinds(
     ids: NodeSet,
     cpus: dict[int, CpuSet],
     memory: dict[int, int | None],
+    with_memory: NodeSet | None,
     card_memory: NodeSet,
 ) -> dict[int, MemoryKind | None]:
     """Node -> kind of memory.
@@ -104,7 +105,6 @@ def _find_kinds(
     5. a CPU-less node of a Xeon Phi: hbm; any other CPU-less memory: cxl;
     6. nothing tells whether it has memory: None.
     """
-    with_memory = read_nodes_with_memory(root)
     bandwidth = {node: read_node_bandwidth(root, node) for node in ids} if len(ids) > 1 else {}
     owned = [value for node, value in bandwidth.items() if value and cpus[node]]
     slowest = min(owned, default=None)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from provisioner.discovery.pcibus import PciBus
 from provisioner.idset import NodeSet
 from provisioner.pci import PciAddress
-from provisioner.sysfs import Root
-from provisioner.sysfs_files import (
+from provisioner.root import Root
+from provisioner.sysfs import (
     is_virtual_function,
     list_nvidia_driver,
     list_nvidia_nodes,

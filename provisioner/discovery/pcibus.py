@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from provisioner.pci import PciAddress
-from provisioner.sysfs import Root
-from provisioner.sysfs_files import (
+from provisioner.root import Root
+from provisioner.sysfs import (
     list_pci,
     read_pci_class,
     read_pci_device,
@@ -22,6 +22,7 @@ class PciBus:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._taken: dict[PciAddress, PciFunction] = {}
+        self._vendors: dict[PciAddress, int | None] = {}
         # A function without a class file can't be told from any other; it is no card and no NIC.
         self.classes: dict[PciAddress, int] = {
             address: kind
@@ -39,7 +40,9 @@ class PciBus:
 
     def vendor(self, address: PciAddress) -> int | None:
         """The function's vendor id."""
-        return read_pci_vendor(self._root, address)
+        if address not in self._vendors:
+            self._vendors[address] = read_pci_vendor(self._root, address)
+        return self._vendors[address]
 
     def take(self, address: PciAddress) -> PciFunction:
         """The function, kept for the machine together with every bridge above it."""
@@ -60,7 +63,7 @@ class PciBus:
             host_bridge,
             read_pci_numa_node(self._root, address),
             read_pci_local_cpus(self._root, address),
-            read_pci_vendor(self._root, address),
+            self.vendor(address),
             read_pci_device(self._root, address),
         )
         self._taken[address] = function

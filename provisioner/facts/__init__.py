@@ -1,4 +1,4 @@
-'''A small language for machines: state the facts, get the kernel's files.
+"""A small language for machines: state the facts, get the kernel's files.
 
 Samples and tests are written in it. A fact file is TOML:
 
@@ -40,7 +40,7 @@ functions), `cgroups` (`path`, `cpus`, `nodes`), `own_cgroup`, and `absent`: pat
 this machine lacks, such as "*/topology/core_cpus_list" for an old kernel. Of a package: `dies`. Of a
 node: `read_bandwidth`. Of a function: `local_cpus`, `physfn`. Of a card: `memory_node`, `minor`,
 `has_driver`. Of a NIC: `rdma`, `net`.
-'''
+"""
 
 from __future__ import annotations
 

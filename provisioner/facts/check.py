@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import TypeVar
 
 from provisioner.errors import EXIT_USAGE, InputError, Problem, ProblemsError
-from provisioner.facts.values import CardFacts, HostFacts, PciFacts
+from provisioner.facts.values import BridgeFacts, CardFacts, HostFacts, PciFacts
 from provisioner.idset import CpuSet, NodeSet, union_cpus
 from provisioner.pci import PciAddress
 
@@ -47,7 +47,9 @@ def _check_cpus(facts: HostFacts) -> Iterator[str]:
         yield "packages= name no CPU: expected at least one"
         return
     yield from _check_apart("packages=", [package.cpus for package in facts.packages])
-    yield from _check_unique("packages= id=", (one.id for one in facts.packages if one.id is not None))
+    yield from _check_unique(
+        "packages= id=", (one.id for one in facts.packages if one.id is not None)
+    )
     for package in facts.packages:
         yield from _check_apart("packages= dies=", package.dies)
         if package.dies and union_cpus(package.dies) != package.cpus:
@@ -162,10 +164,15 @@ def _check_pci(facts: HostFacts) -> Iterator[str]:
     for bridge in facts.bridges:
         if bridge.address not in bridges:
             yield f"bridges= {bridge.address} is in no path="
-    for one, name in (
-        *((function, f"PCI function {function.path[-1]}") for function in functions if function.path),
+    named: list[tuple[PciFacts | BridgeFacts, str]] = [
+        *(
+            (function, f"PCI function {function.path[-1]}")
+            for function in functions
+            if function.path
+        ),
         *((bridge, f"bridges= {bridge.address}") for bridge in facts.bridges),
-    ):
+    ]
+    for one, name in named:
         if one.numa_node is not None and one.numa_node not in ids:
             yield f"{name}: node= is {one.numa_node}: expected -1 or one of nodes=, '{ids}'"
         for key, value, bits in (
@@ -192,7 +199,9 @@ def _check_devices(facts: HostFacts) -> Iterator[str]:
         yield from _check_card(facts, card)
     memory = (card.memory_node for card in facts.cards if card.memory_node is not None)
     yield from _check_unique("cards= memory_node=", memory)
-    yield from _check_unique("cards= minor=", (card.minor for card in facts.cards if card.minor is not None))
+    yield from _check_unique(
+        "cards= minor=", (card.minor for card in facts.cards if card.minor is not None)
+    )
     for key, names in (
         ("nics= rdma=", [name for nic in facts.nics for name in nic.rdma]),
         ("nics= net=", [name for nic in facts.nics for name in nic.net]),

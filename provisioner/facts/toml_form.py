@@ -211,7 +211,10 @@ def _decode_nodes(table: _Table) -> tuple[NodeFacts, ...]:
         table.fault(f"cpus= is there for {len(ids)} nodes, {ids}: expected id= with it")
     memory_bytes = table.parsed("memory", parse_size) or 0
     bandwidth = table.take("read_bandwidth", int, "a whole number")
-    return tuple(NodeFacts(id=one, memory_bytes=memory_bytes, cpus=cpus, read_bandwidth=bandwidth) for one in ids)
+    return tuple(
+        NodeFacts(id=one, memory_bytes=memory_bytes, cpus=cpus, read_bandwidth=bandwidth)
+        for one in ids
+    )
 
 
 def _decode_distance(table: _Table) -> DistanceFacts:
@@ -309,5 +312,8 @@ def parse_pci_path(text: str) -> tuple[PciAddress, ...]:
     """The addresses of a path such as '0008:00:00.0/01:00.0'; the first one's domain holds for all."""
     parts = text.split("/")
     first = parse_pci_address(parts[0])
-    rest = (parse_pci_address(one if one.count(":") > 1 else f"{first.domain:x}:{one}") for one in parts[1:])
+    rest = (
+        parse_pci_address(one if one.count(":") > 1 else f"{first.domain:x}:{one}")
+        for one in parts[1:]
+    )
     return (first, *rest)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import fnmatch
 import re
 
-from provisioner.facts.values import NVIDIA_VENDOR, CardFacts, HostFacts
+from provisioner.facts.values import NVIDIA_VENDOR, BridgeFacts, CardFacts, HostFacts, PciFacts
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.pci import PciAddress
-from provisioner.sysfs import MemoryRoot
+from provisioner.root import MemoryRoot
 
 _CPU = "sys/devices/system/cpu"
 _NODE = "sys/devices/system/node"
@@ -105,7 +105,9 @@ def _add_cpus(facts: HostFacts, texts: _CpuTexts, files: dict[str, str]) -> None
         for number, die in enumerate(package.dies or (package.cpus,)):
             common: dict[str, str] = {}
             for name in ("package_cpus", "core_siblings"):
-                texts.add(common, f"topology/{name}_list", f"topology/{name}", package.cpus & online)
+                texts.add(
+                    common, f"topology/{name}_list", f"topology/{name}", package.cpus & online
+                )
             common["topology/physical_package_id"] = f"{-1 if package.id is None else package.id}\n"
             if has_dies:
                 texts.add(common, "topology/die_cpus_list", "topology/die_cpus", die & online)
@@ -115,7 +117,9 @@ def _add_cpus(facts: HostFacts, texts: _CpuTexts, files: dict[str, str]) -> None
     for number, llc in enumerate(facts.last_level_caches()):
         common = _cache_files(3, 3, "Unified", llc & online, number if has_dies else None, texts)
         of_llc.update(dict.fromkeys(llc, common))
-    core_ids = [0] * len(facts.packages)  # the next one of each package: they repeat across packages
+    core_ids = [0] * len(
+        facts.packages
+    )  # the next one of each package: they repeat across packages
     for number, core in enumerate(facts.cores()):
         index, common = of_package[core.first]
         own = {**common, "topology/core_id": f"{core_ids[index]}\n"}
@@ -152,8 +156,12 @@ def _add_nodes(facts: HostFacts, texts: _CpuTexts, files: dict[str, str]) -> Non
     possible = facts.possible_nodes
     with_memory = _memory_nodes(facts)
     files[f"{_NODE}/online"] = f"{ids}\n"
-    files[f"{_NODE}/possible"] = f"{NodeSet(range(ids.last + 1)) if possible is None else possible}\n"
-    files[f"{_NODE}/has_cpu"] = f"{NodeSet(node.id for node in facts.nodes if node.cpus & online)}\n"
+    files[f"{_NODE}/possible"] = (
+        f"{NodeSet(range(ids.last + 1)) if possible is None else possible}\n"
+    )
+    files[f"{_NODE}/has_cpu"] = (
+        f"{NodeSet(node.id for node in facts.nodes if node.cpus & online)}\n"
+    )
     files[f"{_NODE}/has_memory"] = f"{with_memory}\n"
     # A card's memory is put into the movable zone, where the kernel keeps nothing of its own.
     movable = NodeSet(card.memory_node for card in facts.cards if card.memory_node is not None)
@@ -181,14 +189,17 @@ def _pci_folder(path: tuple[PciAddress, ...]) -> str:
     return f"devices/pci{path[0].domain:04x}:{path[0].bus:02x}/" + "/".join(map(str, path))
 
 
-def _add_pci(facts: HostFacts, texts: _CpuTexts, files: dict[str, str], links: dict[str, str]) -> None:
+def _add_pci(
+    facts: HostFacts, texts: _CpuTexts, files: dict[str, str], links: dict[str, str]
+) -> None:
     """The functions' folders, and bus/pci/devices with a link to each."""
     online = facts.online_cpus
     node_cpus = {node.id: node.cpus & online for node in facts.nodes}
-    for path, one, local in (
+    functions: list[tuple[tuple[PciAddress, ...], PciFacts | BridgeFacts, CpuSet | None]] = [
         *((path, bridge, None) for path, bridge in facts.all_bridges()),
         *((function.path, function, function.local_cpus) for function in facts.pci_functions),
-    ):
+    ]
+    for path, one, local in functions:
         folder = _pci_folder(path)
         links[f"sys/bus/pci/devices/{path[-1]}"] = f"../../../{folder}"
         files[f"sys/{folder}/class"] = f"0x{one.pci_class:06x}\n"
@@ -204,7 +215,9 @@ def _add_pci(facts: HostFacts, texts: _CpuTexts, files: dict[str, str], links: d
     for function in facts.pci_functions:
         if function.physfn is not None:
             up = "../" * (len(function.path) + 2)
-            links[f"sys/{_pci_folder(function.path)}/physfn"] = up + _pci_folder(paths[function.physfn])
+            links[f"sys/{_pci_folder(function.path)}/physfn"] = up + _pci_folder(
+                paths[function.physfn]
+            )
 
 
 def _add_class_devices(facts: HostFacts, links: dict[str, str]) -> None:
@@ -251,10 +264,15 @@ def _add_proc_and_cgroups(facts: HostFacts, files: dict[str, str], links: dict[s
     files["proc/self/mounts"] = _MOUNTS
     links["proc/mounts"] = "self/mounts"
     cpus = facts.online_cpus
-    nodes = _memory_nodes(facts) or NodeSet((0,))  # without NUMA the kernel calls the machine node 0
+    nodes = _memory_nodes(facts) or NodeSet(
+        (0,)
+    )  # without NUMA the kernel calls the machine node 0
     limits = {"/": (cpus, nodes)}
     for one in facts.cgroups:
-        limits[one.path] = (cpus if one.cpus is None else one.cpus, nodes if one.nodes is None else one.nodes)
+        limits[one.path] = (
+            cpus if one.cpus is None else one.cpus,
+            nodes if one.nodes is None else one.nodes,
+        )
     for path, (cpus, nodes) in limits.items():
         folder = f"{_CGROUP}{path}".rstrip("/")
         files[f"{folder}/cgroup.controllers"] = f"cpuset {_CONTROLLERS}"

@@ -1,0 +1,107 @@
+# Everything here works in a fresh clone: what is missing is set up in $(VENV) first, once.
+# PYTHON= names another interpreter, PYTEST_ARGS= is added to pytest's arguments.
+
+SHELL := /bin/sh
+.SHELLFLAGS := -euc
+.ONESHELL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+PYTHON ?=
+PYTEST_ARGS ?=
+SAMPLE := two-socket-8gpu
+UNITS := build/units
+
+bin := $(VENV)/bin
+vm_packages := mmdebstrap qemu-system-x86
+
+# As root on Debian, $(call apt,PACKAGES) installs them; else it says that they are missing.
+define apt
+if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+	echo "Installing $(1) ..."
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get update -qq
+	apt-get install -qq -y --no-install-recommends $(1) >/dev/null
+else
+	echo "Missing: $(1). On Debian and Ubuntu, as root: apt-get install $(1)" >&2
+fi
+endef
+
+.NOTPARALLEL:
+.PHONY: help render test test-vm bench wheel clean
+
+help:
+	@cat <<-END
+		make render    this host's units into $(UNITS), or a sample's where it has no accelerator
+		make test      all tests and linters
+		make test-vm   the tests on booted machines (QEMU; as root on Debian it installs what they need)
+		make bench     how fast render, topology and planning are
+		make wheel     the wheel into dist
+		make clean     remove what was made, $(VENV) included
+	END
+
+# The main job.
+render: $(VENV)/.installed
+	@machine=$$($(bin)/provision topology --json)
+	cards=$$(printf '%s' "$$machine" | $(bin)/python -c 'import json, sys; print(len(json.load(sys.stdin)["accelerators"]))')
+	if [ "$$cards" -gt 0 ]; then
+		$(bin)/provision render --output $(UNITS)
+		echo "$(UNITS) holds the units of this host, for its $$cards accelerator(s)."
+	else
+		$(bin)/provision render --sample $(SAMPLE) --output $(UNITS)
+		echo "This host has no accelerator: $(UNITS) holds the units of the sample '$(SAMPLE)'."
+	fi
+
+test: $(VENV)/.installed-dev
+	@command -v systemd-analyze >/dev/null || { $(call apt,systemd); } || echo "Tests that ask systemd-analyze are skipped" >&2
+	$(bin)/pytest --ignore=tests/vm -n logical --maxprocesses=8 --dist=loadgroup $(PYTEST_ARGS)
+
+test-vm: $(VENV)/.installed-dev
+	@command -v mmdebstrap >/dev/null && command -v qemu-system-x86_64 >/dev/null || { $(call apt,$(vm_packages)); }
+	PROVISION_VM=1 $(bin)/pytest tests/vm $(PYTEST_ARGS)
+
+bench: $(VENV)/.installed-dev
+	@$(bin)/python -m bench.render
+	$(bin)/python -m bench.topology
+	$(bin)/python -m bench.planning
+
+wheel: $(VENV)/.installed-dev
+	$(bin)/python -m build --wheel --no-isolation
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find bench provisioner tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment ------------------------------------------------------------------------------------
+
+# The first interpreter that is new enough and can make an environment: Debian's python3 alone can't.
+$(VENV)/.made:
+	@find_python() {
+		for python in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do
+			"$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
+			echo "$$python"
+			return
+		done
+	}
+	python=$$(find_python)
+	if [ -z "$$python" ]; then
+		$(call apt,python3-venv)
+		python=$$(find_python)
+	fi
+	if [ -z "$$python" ]; then
+		echo "Error: No Python of 3.11 or newer with its venv module: tried $(or $(PYTHON),python3 to python3.14)" >&2
+		echo "(Install one, with python3-venv on Debian and Ubuntu, or name it: make PYTHON=/path/to/python3 ...)" >&2
+		exit 1
+	fi
+	rm -rf $(VENV)
+	"$$python" -m venv $(VENV)
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.made pyproject.toml provisioner/__init__.py
+	$(bin)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.made pyproject.toml provisioner/__init__.py
+	$(bin)/python -m pip install --quiet --editable '.[dev]'
+	touch $@ $(VENV)/.installed
