@@ -136,6 +136,11 @@ def _read_own_group(root: Root, cpu: int, paths: list[str]) -> CpuSet | None:
     return found
 
 
+def describe_cpus(root: Root, leaf: str = "") -> str:
+    """The path of the folder of all CPUs, or of something in it, for messages."""
+    return root.describe(f"{_CPU}/{leaf}".rstrip("/"))
+
+
 def describe_cpu(root: Root, cpu: int, leaf: str = "topology") -> str:
     """The path of a CPU's folder, for messages."""
     return root.describe(f"{_CPU}/cpu{cpu}/{leaf}")

@@ -17,8 +17,9 @@ PACKAGE = ROOT / "provisioner"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Who reads a machine's files, and who makes a tree of them from facts.
-# `facts/tree.py` makes a tree instead of reading one.
-KNOW_KERNEL_PATHS = {"cgroup.py", "sysfs.py", "tree.py"}
+# `facts/tree.py` makes a tree instead of reading one, and `root.py` asks its own /proc where an open
+# file really lies.
+KNOW_KERNEL_PATHS = {"cgroup.py", "root.py", "sysfs.py", "tree.py"}
 # What an engine's worker needs inside a container that holds nothing but Python.
 STANDARD_LIBRARY_ONLY = (
     "cgroup",

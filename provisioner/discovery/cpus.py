@@ -13,6 +13,7 @@ from provisioner.sysfs import (
     PACKAGE_FILES,
     SIBLING_FILES,
     describe_cpu,
+    describe_cpus,
     list_cache_indexes,
     list_cpus,
     list_topology_files,
@@ -49,7 +50,7 @@ def find_cpus(root: Root, oddities: list[str]) -> CpuTable:
     online, online_source = _find_online(root, folders)
     if not online:
         raise InputError(
-            f"{root.describe('sys/devices/system/cpu')}: no CPU is online there: expected at least one",
+            f"{describe_cpus(root)}: no CPU is online there: expected at least one",
             "Check that the root is a whole /sys and /proc",
         )
     offline = (read_cpu_set(root, "offline") or CpuSet()) | (folders - online)
@@ -91,10 +92,10 @@ def _find_online(root: Root, folders: CpuSet) -> tuple[CpuSet, str]:
     """
     said = read_cpu_set(root, "online")
     if said is not None:
-        return said, root.describe("sys/devices/system/cpu/online")
+        return said, describe_cpus(root, "online")
     up = CpuSet(cpu for cpu in folders if read_cpu_online(root, cpu) is not False)
     described = CpuSet(cpu for cpu in up if list_topology_files(root, cpu))
-    return described or up, root.describe("sys/devices/system/cpu/cpu*")
+    return described or up, describe_cpus(root, "cpu*")
 
 
 def _topology_reader(known: frozenset[str], names: tuple[str, ...]) -> _Read:
