@@ -100,8 +100,10 @@ $(VENV)/.made:
 
 $(VENV)/.installed: $(VENV)/.made pyproject.toml provisioner/__init__.py
 	$(bin)/python -m pip install --quiet --editable .
+	$(bin)/python -m compileall -q provisioner
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.made pyproject.toml provisioner/__init__.py
 	$(bin)/python -m pip install --quiet --editable '.[dev]'
+	$(bin)/python -m compileall -q provisioner
 	touch $@ $(VENV)/.installed

@@ -7,8 +7,7 @@ text and a status in one place. Several faults of one input travel together in `
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -17,8 +16,7 @@ EXIT_MISMATCH = 3
 EXIT_INTERRUPTED = 130
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """One reason why an input was refused."""
 
     code: str  # stable, snake_case, for programs

@@ -20,7 +20,8 @@ def machine_fingerprint(machine: Machine) -> str:
     lines = [
         f"provision.fingerprint/{_VERSION}",
         f"allowed {machine.ceiling_cpus} {machine.isolated_cpus} {machine.allowed_nodes}",
-        *(f"core {c.id} {c.cpus} {c.package} {c.die} {c.llc} {c.node}" for c in machine.cores),
+        # By the % form, which takes a row as it is, in half the time: there are thousands.
+        *("cpu %d %d %s %s %s %s" % cpu for cpu in machine.cpus),  # noqa: UP031
     ]
     for node in machine.nodes:
         distances = None if node.distances is None else sorted(node.distances.items())

@@ -6,7 +6,7 @@ Problem for the operator to settle.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from provisioner.errors import Problem
 from provisioner.idset import CpuSet, NodeSet
@@ -14,8 +14,7 @@ from provisioner.pci import PciAddress
 from provisioner.topology import Accelerator, Machine, NodeSource
 
 
-@dataclass(frozen=True, slots=True)
-class Locality:
+class Locality(NamedTuple):
     """The nodes that a device is local to, and what said so."""
 
     nodes: NodeSet  # one, or several where only a local_cpulist over several nodes is known

@@ -138,9 +138,7 @@ def rank_notes(
                 f"Nodes {lent} of the same package, which have no card, lend it cores and memory.",
             )
         )
-    far = CpuSet(
-        cpu.id for cpu in machine.cpus if cpu.id in cpus and cpu.node not in cpu_nodes | lent
-    )
+    far = cpus - union_cpus(machine.node(node).cpus for node in cpu_nodes | lent)
     if far:
         notes.append(
             Note(

@@ -85,7 +85,7 @@ def _unassigned(usable: UsableCores, assigned: CpuSet) -> CpuSet:
         core.cpus
         for cores in usable.free.values()
         for core in cores
-        if core.cpus.isdisjoint(assigned)
+        if not core.cpus.bits & assigned.bits
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from provisioner.errors import Problem
 from provisioner.idset import CpuSet, NodeSet, union_cpus, union_nodes
@@ -16,8 +16,7 @@ from provisioner.shares import Place, Shares
 from provisioner.topology import Accelerator, Core, Machine
 
 
-@dataclass(frozen=True, slots=True)
-class RankBuilder:
+class RankBuilder(NamedTuple):
     """What the ranks of every service are built from."""
 
     machine: Machine
@@ -53,12 +52,7 @@ class RankBuilder:
         machine = self.machine
         places = [self.places[card.name] for card in cards]
         share = union_cpus(self.shares.cpus.get(card.name, CpuSet()) for card in cards)
-        cores = tuple(
-            sorted(
-                (c for c in machine.cores if not c.cpus.isdisjoint(share)),
-                key=lambda core: core.sort_key,
-            )
-        )
+        cores = machine.cores_of(share)
         main, compiling = self._split(service, number, cores, problems)
         main_cpus, compile_cpus = self._cpus(main, share), self._cpus(compiling, share)
         lent = union_nodes(self.shares.lent_nodes.get(card.name, NodeSet()) for card in cards)

@@ -87,9 +87,10 @@ class PlacementRequest:
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:]*", re.ASCII)
 _TAKEN = frozenset({"system", "user", "machine", "init", "app", "session", "background"})
 _NAME_MAX = 64  # unit names are below 256, and '-rank' with a number, '.slice' and drop-in folders are added
-_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?|[0-9]+", re.ASCII)
-_CARD_NAME = re.compile(r"[a-z]+(0|[1-9][0-9]{0,5})", re.ASCII)
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# Texts: compiling what a request rarely has would be paid by every start.
+_USER = r"[A-Za-z_][A-Za-z0-9_.-]*\$?|[0-9]+"
+_CARD_NAME = r"[a-z]+(0|[1-9][0-9]{0,5})"
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
 def parse_card(text: str) -> str:
@@ -115,7 +116,7 @@ def parse_card_name(text: str) -> str:
     """
     address = find_pci_address(text.strip())
     name = str(address) if address is not None else text.strip().lower()
-    if address is None and not _CARD_NAME.fullmatch(name):
+    if address is None and not re.fullmatch(_CARD_NAME, name, re.ASCII):
         raise ParseError(
             f"'{_shown(text)}' is no card: expected a PCI address, or vendor and number: 'nvidia0'"
         )
@@ -283,13 +284,13 @@ def _check_worker(where: str, worker: WorkerRequest) -> list[Problem]:
             "the program's absolute path, as units need it",
         )
     for setting, name in (("user=", worker.user), ("group=", worker.group)):
-        if name is not None and not _USER.fullmatch(name):
+        if name is not None and not re.fullmatch(_USER, name, re.ASCII):
             refuse(setting, f"'{_shown(name)}'", "a user's or group's name or number")
     directory = worker.working_directory
     if directory is not None and not directory.startswith("/"):
         refuse("working_directory=", f"'{_shown(directory)}'", "an absolute path")
     for variable in worker.environment:
-        if not _VARIABLE.fullmatch(variable):
+        if not re.fullmatch(_VARIABLE, variable, re.ASCII):
             refuse(
                 "environment",
                 f"the name '{_shown(variable)}'",

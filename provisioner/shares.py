@@ -7,8 +7,8 @@ still get disjoint cores: every physical card of the host is counted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import lcm
+from typing import NamedTuple
 
 from provisioner.errors import Problem
 from provisioner.idset import CpuSet, NodeSet, union_cpus
@@ -19,8 +19,7 @@ from provisioner.topology import Accelerator, Core, Machine
 from provisioner.usable import UsableCores
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a card is."""
 
     card: Accelerator
@@ -28,8 +27,7 @@ class Place:
     cpu_nodes: NodeSet  # the nodes whose CPUs serve it
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
+class Shares(NamedTuple):
     """Each card's CPUs by name, and what the division has to say."""
 
     cpus: Mapping[str, CpuSet]
@@ -38,14 +36,16 @@ class Shares:
     problems: tuple[Problem, ...]
 
 
-@dataclass(slots=True)
 class _Work:
     """What a division has found so far."""
 
-    cpus: dict[str, CpuSet] = field(default_factory=dict)
-    lent_nodes: dict[str, NodeSet] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    __slots__ = ("cpus", "lent_nodes", "notes", "problems")
+
+    def __init__(self) -> None:
+        self.cpus: dict[str, CpuSet] = {}
+        self.lent_nodes: dict[str, NodeSet] = {}
+        self.notes: list[Note] = []
+        self.problems: list[Problem] = []
 
     def give(self, name: str, cores: Sequence[Core]) -> None:
         self.cpus[name] = self.cpus.get(name, CpuSet()) | union_cpus(core.cpus for core in cores)

@@ -3,6 +3,9 @@
 Ids are the kernel's. A core is named by the lowest CPU id among its online SMT siblings and a
 last-level cache by the lowest CPU id that shares it, since the kernel's own ``core_id`` and cache
 ``id`` repeat across packages. None always means that the machine does not say.
+
+Rows are named tuples and not frozen dataclasses where they can be: one of those takes a millisecond
+to define, which every start of a command, and of a worker, would pay for each.
 """
 
 from __future__ import annotations
@@ -47,8 +50,7 @@ class Core(NamedTuple):
         return (-1 if self.llc is None else self.llc, self.id)
 
 
-@dataclass(frozen=True, slots=True)
-class NumaNode:
+class NumaNode(NamedTuple):
     """One NUMA node."""
 
     id: int  # N of /sys/devices/system/node/nodeN
@@ -63,8 +65,7 @@ class NumaNode:
         return self.kind is not None and self.kind != "none"
 
 
-@dataclass(frozen=True, slots=True)
-class PciFunction:
+class PciFunction(NamedTuple):
     """One PCI function that matters to a card or a network device: itself or a bridge above it."""
 
     address: PciAddress
@@ -95,8 +96,7 @@ class Accelerator:
         return str(self.address) if self.address is not None else f"{self.vendor}{self.index}"
 
 
-@dataclass(frozen=True, slots=True)
-class Nic:
+class Nic(NamedTuple):
     """One network or RDMA device on the PCI bus."""
 
     address: PciAddress
@@ -110,8 +110,7 @@ class Nic:
         return next(iter(self.rdma_names + self.net_names), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Ceiling:
+class Ceiling(NamedTuple):
     """The cpuset that bounds everything planned here."""
 
     within: str  # root, self, or a cgroup path
@@ -142,8 +141,12 @@ class Machine:
     oddities: tuple[str, ...] = ()  # sentences about the machine's own data, for people
     online_cpus: CpuSet = field(init=False, repr=False, compare=False)
     cores: tuple[Core, ...] = field(init=False, repr=False, compare=False)  # ascending
+    node_ids: NodeSet = field(init=False, repr=False, compare=False)  # every NUMA node
+    cpu_nodes: NodeSet = field(init=False, repr=False, compare=False)  # those with online CPUs
+    allowed_nodes: NodeSet = field(init=False, repr=False, compare=False)  # those under the ceiling
     _nodes: dict[int, NumaNode] = field(init=False, repr=False, compare=False)
     _node_cores: dict[int, tuple[Core, ...]] = field(init=False, repr=False, compare=False)
+    _core_of: dict[int, Core] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         cpu_bits = 0
@@ -161,7 +164,13 @@ class Machine:
         )
         object.__setattr__(self, "online_cpus", CpuSet.from_bits(cpu_bits))
         object.__setattr__(self, "cores", cores)
+        nodes = NodeSet(node.id for node in self.nodes)
+        allowed = nodes if self.ceiling.nodes is None else nodes & self.ceiling.nodes
+        object.__setattr__(self, "node_ids", nodes)
+        object.__setattr__(self, "cpu_nodes", NodeSet(node.id for node in self.nodes if node.cpus))
+        object.__setattr__(self, "allowed_nodes", allowed)
         object.__setattr__(self, "_nodes", {node.id: node for node in self.nodes})
+        object.__setattr__(self, "_core_of", {cpu: core for core in cores for cpu in core.cpus})
         by_node: dict[int, list[Core]] = {}
         for core in sorted(cores, key=lambda core: core.sort_key):
             if core.node is not None:
@@ -182,21 +191,6 @@ class Machine:
         """The online CPUs under the cpuset ceiling that are not isolated."""
         return self.ceiling_cpus - self.isolated_cpus
 
-    @property
-    def node_ids(self) -> NodeSet:
-        """Every NUMA node."""
-        return NodeSet(node.id for node in self.nodes)
-
-    @property
-    def allowed_nodes(self) -> NodeSet:
-        """The NUMA nodes under the cpuset ceiling."""
-        return self.node_ids if self.ceiling.nodes is None else self.node_ids & self.ceiling.nodes
-
-    @property
-    def cpu_nodes(self) -> NodeSet:
-        """The NUMA nodes that have online CPUs."""
-        return NodeSet(node.id for node in self.nodes if node.cpus)
-
     def find_node(self, node_id: int) -> NumaNode | None:
         """The node of that id, or None."""
         return self._nodes.get(node_id)
@@ -208,6 +202,11 @@ class Machine:
     def node_cores(self, node_id: int) -> tuple[Core, ...]:
         """The cores of a node in (last-level cache, core) order."""
         return self._node_cores.get(node_id, ())
+
+    def cores_of(self, cpus: CpuSet) -> tuple[Core, ...]:
+        """The cores that any of the online CPUs belongs to, in (last-level cache, core) order."""
+        found = {core.id: core for cpu in cpus if (core := self._core_of.get(cpu)) is not None}
+        return tuple(sorted(found.values(), key=lambda core: core.sort_key))
 
     def node_packages(self, node_id: int) -> frozenset[int]:
         """The packages that a node's CPUs are in; empty if none is known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from provisioner.idset import CpuSet, union_cpus
 from provisioner.plan import Note
@@ -11,8 +11,7 @@ from provisioner.request import PlacementRequest
 from provisioner.topology import Core, Machine
 
 
-@dataclass(frozen=True, slots=True)
-class UsableCores:
+class UsableCores(NamedTuple):
     """The cores that may be handed out, and those that may not."""
 
     free: Mapping[int, tuple[Core, ...]]  # node -> whole allowed cores less the reserved, in order
@@ -36,19 +35,21 @@ def find_usable_cores(machine: Machine, request: PlacementRequest) -> UsableCore
         allowed -= isolated
     by_node: dict[int, list[Core]] = {node: [] for node in machine.cpu_nodes}
     partial, homeless = CpuSet(), CpuSet()
-    for core in sorted(machine.cores, key=lambda core: core.sort_key):
-        if core.cpus <= allowed:
-            if core.node is None:
-                homeless |= core.cpus
-            else:
-                by_node[core.node].append(core)
+    for core in machine.cores:
+        cut = core.cpus.bits & ~allowed.bits
+        if cut:
+            if cut != core.cpus.bits:
+                partial |= core.cpus & allowed
+        elif core.node is None:
+            homeless |= core.cpus
         else:
-            partial |= core.cpus & allowed
+            by_node[core.node].append(core)
     reserved: list[Core] = []
     free: dict[int, tuple[Core, ...]] = {}
     for node, cores in by_node.items():
-        kept = [core for core in cores if not core.cpus.isdisjoint(request.reserve_cpus)]
-        rest = [core for core in cores if core.cpus.isdisjoint(request.reserve_cpus)]
+        cores.sort(key=lambda core: core.sort_key)
+        kept = [core for core in cores if core.cpus.bits & request.reserve_cpus.bits]
+        rest = [core for core in cores if not core.cpus.bits & request.reserve_cpus.bits]
         more = max(0, request.reserve_cores - len(kept))
         reserved += kept + rest[:more]
         free[node] = tuple(rest[more:])

@@ -138,7 +138,7 @@ def read_or_make_plan(
 
 
 def _rank_row(machine: Machine, rank: Rank) -> list[str]:
-    cores = sum(1 for core in machine.cores if not core.cpus.isdisjoint(rank.cpus))
+    cores = len(machine.cores_of(rank.cpus))
     return [
         str(rank.rank),
         ",".join(str(index) for index in rank.device_indexes),
