@@ -24,6 +24,12 @@ class Problem(NamedTuple):
     hint: str = ""  # an action
 
 
+def shorten(text: str) -> str:
+    """The text cut to what fits in a message, with nothing that a terminal would act on."""
+    shown = text if len(text) <= 60 else text[:57] + "..."
+    return shown if shown.isprintable() else ascii(shown)[1:-1]
+
+
 class ProvisionError(Exception):
     """Base of every error that provision raises on purpose."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Self
 
-from provisioner.errors import ParseError
+from provisioner.errors import ParseError, shorten
 
 # NR_CPUS is at most 8192 (arch/x86/Kconfig) and MAX_NUMNODES 1024; ten times that is no machine,
 # and a bound keeps "0-99999999999" in a broken file from taking all memory.
@@ -78,15 +78,15 @@ class IdSet:
                 or any(c not in "0123456789abcdefABCDEF" for c in group)
             ):
                 raise ParseError(
-                    f"'{_short(text)}' is no {cls.noun} mask: expected groups of hex digits"
+                    f"'{shorten(text)}' is no {cls.noun} mask: expected groups of hex digits"
                 )
             if len(groups) > 1 and len(group) > 8:
                 raise ParseError(
-                    f"'{_short(text)}' is no {cls.noun} mask: a group has over 8 digits"
+                    f"'{shorten(text)}' is no {cls.noun} mask: a group has over 8 digits"
                 )
         joined = groups[0] + "".join(group.rjust(8, "0") for group in groups[1:])
         if len(joined) * 4 > MAX_ID + 1:
-            raise ParseError(f"'{_short(text)}' is no {cls.noun} mask: over {MAX_ID + 1} bits")
+            raise ParseError(f"'{shorten(text)}' is no {cls.noun} mask: over {MAX_ID + 1} bits")
         return cls.from_bits(int(joined, 16))
 
     def __iter__(self) -> Iterator[int]:
@@ -209,19 +209,19 @@ def _parse_part(part: str, text: str, noun: str) -> int:
     last = _parse_id(last_text, text, noun) if dash else first
     if last < first:
         raise ParseError(
-            f"'{_short(text)}' is no {noun} list: range '{_short(span)}' runs backwards"
+            f"'{shorten(text)}' is no {noun} list: range '{shorten(span)}' runs backwards"
         )
     if not colon:
         return ((1 << (last - first + 1)) - 1) << first
     used_text, slash, group_text = stride.partition("/")
     if not (dash and slash):
         raise ParseError(
-            f"'{_short(text)}' is no {noun} list: '{_short(part)}' lacks 'first-last:used/group'"
+            f"'{shorten(text)}' is no {noun} list: '{shorten(part)}' lacks 'first-last:used/group'"
         )
     used, group = _parse_id(used_text, text, noun), _parse_id(group_text, text, noun)
     if not 0 < used <= group:
         raise ParseError(
-            f"'{_short(text)}' is no {noun} list: '{_short(stride)}' must be used/group with 0 < used <= group"
+            f"'{shorten(text)}' is no {noun} list: '{shorten(stride)}' must be used/group with 0 < used <= group"
         )
     bits = 0
     for start in range(first, last + 1, group):
@@ -233,15 +233,9 @@ def _parse_part(part: str, text: str, noun: str) -> int:
 def _parse_id(text: str, whole: str, noun: str) -> int:
     text = text.strip()
     if not (text.isascii() and text.isdigit()):
-        raise ParseError(f"'{_short(whole)}' is no {noun} list: '{_short(text)}' is no number")
+        raise ParseError(f"'{shorten(whole)}' is no {noun} list: '{shorten(text)}' is no number")
     # 19 digits are past any id, and int() refuses over 4300 digits with an error of its own
     value = int(text[:20])
     if value > MAX_ID:
-        raise ParseError(f"'{_short(whole)}' is no {noun} list: {_short(text)} is over {MAX_ID}")
+        raise ParseError(f"'{shorten(whole)}' is no {noun} list: {shorten(text)} is over {MAX_ID}")
     return value
-
-
-def _short(text: str) -> str:
-    """The text cut to what fits in a message, with nothing that a terminal would act on."""
-    shown = text if len(text) <= 60 else text[:57] + "..."
-    return shown if shown.isprintable() else ascii(shown)[1:-1]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from provisioner.errors import ParseError, Problem
+from provisioner.errors import ParseError, Problem, shorten
 from provisioner.idset import CpuSet
 from provisioner.pci import find_pci_address
 from provisioner.topology import MemoryKind
@@ -105,7 +105,7 @@ def parse_card(text: str) -> str:
     if stripped.isascii() and stripped.isdigit() and len(stripped) <= 6:
         return str(int(stripped))
     raise ParseError(
-        f"'{_shown(text)}' is no card: expected a PCI address such as '0000:1b:00.0', or a card number"
+        f"'{shorten(text)}' is no card: expected a PCI address such as '0000:1b:00.0', or a card number"
     )
 
 
@@ -118,7 +118,7 @@ def parse_card_name(text: str) -> str:
     name = str(address) if address is not None else text.strip().lower()
     if address is None and not re.fullmatch(_CARD_NAME, name, re.ASCII):
         raise ParseError(
-            f"'{_shown(text)}' is no card: expected a PCI address, or vendor and number: 'nvidia0'"
+            f"'{shorten(text)}' is no card: expected a PCI address, or vendor and number: 'nvidia0'"
         )
     return name
 
@@ -137,7 +137,7 @@ def check_request(request: PlacementRequest) -> list[Problem]:
             problems.append(
                 Problem(
                     "same_name",
-                    f"service '{_shown(service.name)}' is there twice",
+                    f"service '{shorten(service.name)}' is there twice",
                     "Give each service a name of its own",
                 )
             )
@@ -148,7 +148,7 @@ def check_request(request: PlacementRequest) -> list[Problem]:
                 problems.append(
                     Problem(
                         "devices_missing",
-                        f"service '{_shown(service.name)}': devices= is missing: with {len(request.services)} "
+                        f"service '{shorten(service.name)}': devices= is missing: with {len(request.services)} "
                         "services on a host each must list its cards",
                         "List the cards of each service by PCI address or number",
                     )
@@ -198,7 +198,7 @@ def check_request(request: PlacementRequest) -> list[Problem]:
 
 def _check_service(service: ServiceRequest) -> list[Problem]:
     problems: list[Problem] = []
-    where = f"service '{_shown(service.name)}'"
+    where = f"service '{shorten(service.name)}'"
     if not _NAME.fullmatch(service.name) or len(service.name) > _NAME_MAX:
         problems.append(
             Problem(
@@ -280,25 +280,25 @@ def _check_worker(where: str, worker: WorkerRequest) -> list[Problem]:
     elif not worker.command[0].startswith("/"):
         refuse(
             "command=",
-            f"'{_shown(worker.command[0])}'",
+            f"'{shorten(worker.command[0])}'",
             "the program's absolute path, as units need it",
         )
     for setting, name in (("user=", worker.user), ("group=", worker.group)):
         if name is not None and not re.fullmatch(_USER, name, re.ASCII):
-            refuse(setting, f"'{_shown(name)}'", "a user's or group's name or number")
+            refuse(setting, f"'{shorten(name)}'", "a user's or group's name or number")
     directory = worker.working_directory
     if directory is not None and not directory.startswith("/"):
-        refuse("working_directory=", f"'{_shown(directory)}'", "an absolute path")
+        refuse("working_directory=", f"'{shorten(directory)}'", "an absolute path")
     for variable in worker.environment:
         if not re.fullmatch(_VARIABLE, variable, re.ASCII):
             refuse(
                 "environment",
-                f"the name '{_shown(variable)}'",
+                f"the name '{shorten(variable)}'",
                 "letters, digits and '_', no digit first",
             )
     texts = [("command=", text) for text in worker.command]
     texts += [("working_directory=", directory or "")]
-    texts += [(f"environment {_shown(name)}=", text) for name, text in worker.environment.items()]
+    texts += [(f"environment {shorten(name)}=", text) for name, text in worker.environment.items()]
     for setting, text in texts:
         if "\0" in text or any(0xD800 <= ord(char) <= 0xDFFF for char in text):
             refuse(
@@ -311,8 +311,3 @@ def _check_worker(where: str, worker: WorkerRequest) -> list[Problem]:
 
 def _negative(setting: str, value: int) -> Problem:
     return Problem("bad_number", f"{setting} is {value}: expected 0 or more")
-
-
-def _shown(text: str) -> str:
-    shown = text if len(text) <= 60 else text[:57] + "..."
-    return shown if shown.isprintable() else ascii(shown)[1:-1]

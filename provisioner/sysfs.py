@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from provisioner.errors import ParseError
+from provisioner.errors import ParseError, shorten
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.pci import PciAddress, find_pci_address, is_pci_root
 from provisioner.root import Root, read_parsed
@@ -29,7 +29,7 @@ def parse_int(text: str) -> int:
     """The decimal number that the text is, sign allowed."""
     stripped = text.strip()
     if not re.fullmatch(r"-?[0-9]{1,18}", stripped, re.ASCII):
-        raise ParseError(f"'{_short(stripped)}' is no number")
+        raise ParseError(f"'{shorten(stripped)}' is no number")
     return int(stripped)
 
 
@@ -37,7 +37,7 @@ def parse_hex(text: str) -> int:
     """The number that ``0x...`` text is."""
     stripped = text.strip()
     if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}", stripped, re.ASCII):
-        raise ParseError(f"'{_short(stripped)}' is no hexadecimal number such as 0x10de")
+        raise ParseError(f"'{shorten(stripped)}' is no hexadecimal number such as 0x10de")
     return int(stripped, 16)
 
 
@@ -378,8 +378,3 @@ def _read_list_or_mask(root: Root, list_path: str, mask_path: str) -> CpuSet | N
 
 def _is_id(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 9
-
-
-def _short(text: str) -> str:
-    shown = text if len(text) <= 60 else text[:57] + "..."
-    return shown if shown.isprintable() else ascii(shown)[1:-1]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner import config
-from provisioner.config import format_config, format_size, parse_size, read_config
+from provisioner.config import format_config, read_config
 from provisioner.errors import EXIT_USAGE, ParseError, Problem, ProblemsError
 from provisioner.idset import CpuSet
 from provisioner.pci import PciAddress
@@ -27,6 +27,7 @@ from provisioner.request import (
     WorkerRequest,
     check_request,
 )
+from provisioner.sizes import format_size, parse_size
 
 DEFAULT_TEXT = """\
 # What provision places on this host. A key behind a '#' is unset: take the '#' away to set it.

@@ -256,7 +256,7 @@ def _changes(
     if options.get("devices") is not None:
         service["devices"] = _parsed("devices", options["devices"], _parse_devices, problems)
     if options.get("memory_need") is not None:
-        from provisioner.config import parse_size
+        from provisioner.sizes import parse_size
 
         service["memory_need_bytes"] = _parsed(
             "memory_need", options["memory_need"], parse_size, problems

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypedDict, TypeVar
 
@@ -28,11 +27,9 @@ from provisioner.facts.values import (
 )
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.pci import PciAddress, parse_pci_address
+from provisioner.sizes import parse_size
 
 _T = TypeVar("_T")
-
-_SIZE = re.compile(r"([0-9]{1,9}) ?([KMGT])iB", re.ASCII)
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def read_facts(text: str, place: str) -> HostFacts:
@@ -296,16 +293,6 @@ def _decode_cgroup(table: _Table) -> CgroupFacts:
 def _known(number: int) -> int | None:
     """The id; None for -1, by which the kernel says that it does not know."""
     return None if number == -1 else number
-
-
-def parse_size(text: str) -> int:
-    """The bytes that a text such as '512 GiB' names; '0' is 0."""
-    if text == "0":
-        return 0
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise ParseError(f"'{text[:60]}' is no size: expected the form '512 GiB', or '0'")
-    return int(match[1]) * _UNITS[match[2]]
 
 
 def parse_pci_path(text: str) -> tuple[PciAddress, ...]:
