@@ -192,6 +192,11 @@ def read_node_bandwidth(root: Root, node: int) -> int | None:
     return None
 
 
+def describe_nodes(root: Root, leaf: str) -> str:
+    """The path of something in the folder of all nodes, for messages."""
+    return root.describe(f"{_NODE}/{leaf}")
+
+
 def describe_node(root: Root, node: int, leaf: str) -> str:
     """The path of a node's file, for messages."""
     return root.describe(f"{_NODE}/node{node}/{leaf}")

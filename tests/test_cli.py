@@ -82,6 +82,9 @@ def test_verbose_says_where_facts_came_from(capsys: Capture, tree: Path) -> None
     """--verbose names the file or the device that each fact came from."""
     _, out, _ = call(capsys, "topology", "--root", str(tree), "--verbose")
     assert f"online CPUs: {tree}/sys/devices/system/cpu/online" in out
+    assert f"cores: {tree}/sys/devices/system/cpu/cpu*/topology/core_cpus_list" in out
+    assert f"distances: {tree}/sys/devices/system/node/node*/distance" in out
+    assert "isolated CPUs: " in out
     assert "named by NVIDIA's driver" in out
     _, out, _ = call(capsys, "plan", "--root", str(tree), "--verbose")
     assert "its numa_node is 1" in out

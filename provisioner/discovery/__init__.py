@@ -16,7 +16,7 @@ from provisioner.discovery.nics import find_nics
 from provisioner.discovery.nodes import find_nodes
 from provisioner.discovery.nvidia import find_nvidia_cards
 from provisioner.discovery.pcibus import PciBus
-from provisioner.idset import CpuSet, NodeSet
+from provisioner.idset import NodeSet
 from provisioner.root import Root
 from provisioner.sysfs import read_cpu_set, read_numa_balancing
 from provisioner.topology import Machine
@@ -51,8 +51,7 @@ def discover(root: Root, within: str = WITHIN_ROOT) -> Machine:
         cpus=tuple(row._replace(node=node_of.get(row.id)) for row in cpu_table.rows),
         offline_cpus=cpu_table.offline,
         possible_cpus=read_cpu_set(root, "possible"),
-        isolated_cpus=(read_cpu_set(root, "isolated") or CpuSet())
-        | read_isolated_partition(root, hierarchies),
+        isolated_cpus=cpu_table.isolated | read_isolated_partition(root, hierarchies),
         nodes=nodes.nodes,
         accelerators=cards,
         nics=nics,

@@ -35,6 +35,7 @@ class CpuTable(NamedTuple):
     rows: tuple[Cpu, ...]  # one for each online CPU, ascending
     online: CpuSet
     offline: CpuSet
+    isolated: CpuSet  # from the scheduler, at boot
     sources: tuple[tuple[str, str], ...]
 
 
@@ -70,10 +71,12 @@ def find_cpus(root: Root, oddities: list[str]) -> CpuTable:
             f"as for CPUs {missing}, while other CPUs have one",
             "Record the tree again, whole",
         )
-    packages = _numbered(root, online, _topology_reader(known, PACKAGE_FILES), read_package_id)
+    package_files = _topology_reader(known, PACKAGE_FILES)
+    packages = _numbered(root, online, "package_cpus_list", package_files, read_package_id)
     dies: dict[int, int] = {}
     if "die_id" in known:
-        dies = _numbered(root, online, _topology_reader(known, DIE_FILES), read_die_id)
+        die_files = _topology_reader(known, DIE_FILES)
+        dies = _numbered(root, online, "die_cpus_list", die_files, read_die_id)
     llc_of: dict[int, int] = {}
     if has_caches:
         llc_of = _group(root, online, "cache/*/shared_cpu_list", read_last_level_cache)
@@ -81,7 +84,28 @@ def find_cpus(root: Root, oddities: list[str]) -> CpuTable:
         Cpu(cpu, core_of.get(cpu, cpu), packages.get(cpu), dies.get(cpu), llc_of.get(cpu), None)
         for cpu in online
     )
-    return CpuTable(rows, online, offline - online, (("online CPUs", online_source),))
+    isolated = read_cpu_set(root, "isolated")
+    sources = (
+        ("online CPUs", online_source),
+        ("cores", _source(root, known, SIBLING_FILES)),
+        ("packages", _source(root, known, ("physical_package_id",))),
+        ("dies", _source(root, known, ("die_id",))),
+        (
+            "last-level caches",
+            describe_cpus(root, "cpu*/cache/index*/shared_cpu_list") if has_caches else "not said",
+        ),
+        (
+            "isolated CPUs",
+            "not said" if isolated is None else describe_cpus(root, "isolated"),
+        ),
+    )
+    return CpuTable(rows, online, offline - online, isolated or CpuSet(), sources)
+
+
+def _source(root: Root, known: frozenset[str], names: tuple[str, ...]) -> str:
+    """The path of the first of the topology files that is there."""
+    found = next((name for name in names if name in known), None)
+    return "not said" if found is None else describe_cpus(root, f"cpu*/topology/{found}")
 
 
 def _find_online(root: Root, folders: CpuSet) -> tuple[CpuSet, str]:
@@ -128,13 +152,17 @@ def _group(root: Root, online: CpuSet, file: str, read: _Read) -> dict[int, int]
 
 
 def _numbered(
-    root: Root, online: CpuSet, read_members: _Read, read_id: Callable[[Root, int], int | None]
+    root: Root,
+    online: CpuSet,
+    file: str,
+    read_members: _Read,
+    read_id: Callable[[Root, int], int | None],
 ) -> dict[int, int]:
     """CPU -> the kernel's number of its group, for those that have one.
 
     Where no file tells the members, each CPU's own number is read.
     """
-    group_of = _group(root, online, "package_cpus_list", read_members)
+    group_of = _group(root, online, file, read_members)
     numbers = {first: read_id(root, first) for first in sorted(set(group_of.values()))}
     numbers |= {cpu: read_id(root, cpu) for cpu in online if cpu not in group_of}
     found = {cpu: numbers[group_of.get(cpu, cpu)] for cpu in online}

@@ -9,6 +9,7 @@ from provisioner.idset import CpuSet, NodeSet
 from provisioner.root import Root
 from provisioner.sysfs import (
     describe_node,
+    describe_nodes,
     list_nodes,
     read_is_knights_landing,
     read_machine_memory,
@@ -60,7 +61,17 @@ def find_nodes(root: Root, online: CpuSet, card_memory: NodeSet, oddities: list[
         NumaNode(node, cpus[node], memory[node], kinds[node], _find_distances(root, node, ids))
         for node in ids
     )
-    return NodeTable(nodes, True, (("NUMA nodes", describe_node(root, ids.first, "")),))
+    has_distances = any(node.distances is not None for node in nodes)
+    sources = (
+        ("NUMA nodes' CPUs", describe_nodes(root, "node*/cpulist")),
+        ("NUMA nodes' memory", describe_nodes(root, "node*/meminfo")),
+        (
+            "distances",
+            describe_nodes(root, "node*/distance") if has_distances else "not said",
+        ),
+        ("nodes that are cards' memory", str(card_memory) or "no driver names one"),
+    )
+    return NodeTable(nodes, True, sources)
 
 
 def _check_disjoint(root: Root, cpus: dict[int, CpuSet]) -> None:
