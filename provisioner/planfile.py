@@ -7,11 +7,12 @@ it does not know, because a later schema may add some, and nothing else.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from provisioner.errors import EXIT_USAGE, InputError, ParseError, Problem, ProblemsError
+from provisioner.errors import EXIT_USAGE, InputError, ParseError, Problem, ProblemsError, shorten
 from provisioner.idset import CpuSet, IdSet
 from provisioner.plan import Plan
 from provisioner.request import PlacementRequest, ServiceRequest, check_request
@@ -103,15 +104,18 @@ def _check_plan(plan: Plan) -> list[Problem]:
     def refuse(message: str) -> None:
         problems.append(Problem("bad_plan", message, "Make the plan again with provision render"))
 
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", plan.fingerprint):
+        refuse(f"fingerprint is '{shorten(plan.fingerprint)}': expected sha256: and 64 hex digits")
     for service in plan.services:
-        where = f"service '{service.name}'"
+        where = f"service '{shorten(service.name)}'"
         if service.slice != f"{service.name}.slice":
-            refuse(f"{where}: slice is '{service.slice}': expected '{service.name}.slice'")
+            refuse(f"{where}: slice is '{shorten(service.slice)}': expected '{service.name}.slice'")
         for number, rank in enumerate(service.ranks):
             expected = f"{service.name}-rank{number}.slice"
             if rank.rank != number or rank.slice != expected:
                 refuse(
-                    f"{where}: rank {rank.rank} has slice '{rank.slice}': expected rank {number} with '{expected}'"
+                    f"{where}: rank {rank.rank} has slice '{shorten(rank.slice)}': "
+                    f"expected rank {number} with '{expected}'"
                 )
             if not rank.cpus:
                 refuse(f"{where}: rank {number} has no CPUs: expected at least one")

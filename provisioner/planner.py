@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from provisioner.errors import ParseError, Problem, ProblemsError
+from provisioner.errors import EXIT_FAILED, EXIT_USAGE, ParseError, Problem, ProblemsError
 from provisioner.fingerprint import machine_fingerprint
 from provisioner.idset import CpuSet, union_cpus
 from provisioner.plan import Plan, Service
@@ -35,13 +35,15 @@ def make_plan(machine: Machine, request: PlacementRequest) -> Plan:
     machine can't serve it.
     """
     problems = check_request(request)
+    # What contradicts itself whatever the machine is wrong input; the rest is a refusal.
+    exit_status = EXIT_USAGE if problems else EXIT_FAILED
     stated = _check_locality(machine, request, problems)
     chosen = _choose_cards(machine, request, problems)
     _check_reserve(machine, request, problems)
     places, unplaced = find_places(machine, stated)
     problems += unplaced
     if problems:
-        raise ProblemsError(problems)
+        raise ProblemsError(problems, exit_status=exit_status)
     usable = find_usable_cores(machine, request)
     owners = {card.name: service.name for service, cards in chosen for card in cards}
     shares = divide_cores(machine, request, places, usable, owners)
@@ -159,7 +161,9 @@ def _choose_cards(
     for service in request.services:
         cards = machine.accelerators
         if service.devices is not None:
-            found = [_find_card(by_name, service, text, problems) for text in service.devices]
+            # The same text twice is check_request's to report.
+            texts = dict.fromkeys(service.devices)
+            found = [_find_card(by_name, service, text, problems) for text in texts]
             cards = tuple(card for card in found if card is not None)
         for card in cards:
             if card.name in owner:

@@ -347,3 +347,54 @@ def test_nothing_written_on_failure(capsys: Capture, tmp_path: Path) -> None:
     )
     assert status == 1
     assert not folder.exists()
+
+
+def test_full_disk_is_told() -> None:
+    """Output that can't be written ends in status 1 and the system's reason."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*PROVISION, "plan", "--sample", "uneven-5-3"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "Error: the output: can't be written: No space left on device\n"
+
+
+def test_nothing_that_a_terminal_would_act_on(capsys: Capture, tree: Path, tmp_path: Path) -> None:
+    """Control characters of a tree, a plan or an option are shown escaped and never sent on."""
+    (card,) = (tree / "proc/driver/nvidia/gpus").glob("0000:17:00.0")
+    (card / "information").write_text("Model: \t \x1b[2Jbad\nDevice Minor: \t 0\n")
+    _, out, _ = call(capsys, "topology", "--root", str(tree))
+    assert "\x1b" not in out
+    assert "\\x1b[2Jbad" in out
+    _, text, _ = call(capsys, "plan", "--sample", "uneven-5-3", "--json")
+    (tmp_path / "p.json").write_text(text.replace('"slice": "', '"slice": "\\u001b[2J'))
+    for arguments in (
+        ["--plan", str(tmp_path / "p.json")],
+        ["--within", "\x1b[2J"],
+        ["--service", "\x1b[2J"],
+        ["--devices", "\x1b[2J"],
+        ["--locality", "\x1b[2J=0"],
+    ):
+        status, out, err = call(capsys, "plan", "--sample", "uneven-5-3", *arguments)
+        assert status in (1, 2)
+        assert "\x1b" not in out + err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--reserve-cores", "-1"),
+        ("--service", "a-b"),
+        ("--devices", "0,0"),
+        ("--devices-per-rank", "0"),
+    ],
+)
+def test_contradictions_are_wrong_input(capsys: Capture, arguments: tuple[str, str]) -> None:
+    """What no machine could serve is wrong input, status 2; what this one can't is a refusal, status 1."""
+    status, out, err = call(capsys, "plan", "--sample", "uneven-5-3", *arguments)
+    assert (status, out) == (2, "")
+    assert err.count("Error: ") == 1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 
 from provisioner import __version__
-from provisioner.cli.console import print_error
+from provisioner.cli.console import print_error, printable
 from provisioner.errors import EXIT_FAILED, EXIT_INTERRUPTED, ProvisionError
 
 # name -> module below provisioner.cli; only the one that runs is imported, for a quick start.
@@ -96,6 +96,13 @@ def run(arguments: list[str]) -> int:
             raise
         print_error(error, as_json=as_json)
         return error.exit_status
+    except OSError as error:
+        if debug:
+            raise
+        # Files are read and written with errors of their own; what is left is the output.
+        place = error.filename or "the output"
+        click.echo(f"Error: {printable(str(place))}: can't be written: {error.strerror}", err=True)
+        return EXIT_FAILED
     except Exception as error:
         if debug:
             raise

@@ -46,7 +46,7 @@ def print_table(
         rows: the cells; '-' stands for what is not known or not there.
         wrapped: the columns to be broken at commas where a terminal is too narrow.
     """
-    body = [[cell or "-" for cell in row] for row in rows]
+    body = [[printable(cell) or "-" for cell in row] for row in rows]
     widths = [max(len(line[at]) for line in (heads, *body)) for at in range(len(heads))]
     flexible = [at for at, head in enumerate(heads) if head in wrapped]
     excess = sum(widths) + len(_GAP) * (len(widths) - 1) - _terminal_width()
@@ -80,9 +80,9 @@ def print_notes(title: str, notes: Iterable[Note]) -> None:
     print_line()
     print_line(bold(title))
     for note in listed:
-        print_line(f"  {click.style(note.code, fg='yellow')}: {note.message}")
+        print_line(f"  {click.style(note.code, fg='yellow')}: {printable(note.message)}")
         if note.hint:
-            print_line(f"    ({note.hint})")
+            print_line(f"    ({printable(note.hint)})")
 
 
 def print_error(error: ProvisionError, *, as_json: bool) -> None:
@@ -95,9 +95,17 @@ def print_error(error: ProvisionError, *, as_json: bool) -> None:
         return
     for problem in error.problems:
         label = click.style("Error:", fg="red", bold=True)
-        click.echo(f"{label} {problem.message}", err=True, color=None if _may_colour() else False)
+        text = f"{label} {printable(problem.message)}"
+        click.echo(text, err=True, color=None if _may_colour() else False)
         if problem.hint:
-            click.echo(f"({problem.hint})", err=True)
+            click.echo(f"({printable(problem.hint)})", err=True)
+
+
+def printable(text: str) -> str:
+    """The text with nothing in it that a terminal would act on: a file's or a device's name may hold it."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def print_text(text: str) -> None:
