@@ -14,7 +14,7 @@ SAMPLE := two-socket-8gpu
 UNITS := build/units
 
 bin := $(VENV)/bin
-vm_packages := mmdebstrap qemu-system-x86
+vm_packages := cpio mmdebstrap qemu-system-x86 zstd
 
 # As root on Debian, $(call apt,PACKAGES) installs them; else it says that they are missing.
 define apt
@@ -58,7 +58,7 @@ test: $(VENV)/.installed-dev
 	$(bin)/pytest --ignore=tests/vm -n logical --maxprocesses=8 --dist=loadgroup $(PYTEST_ARGS)
 
 test-vm: $(VENV)/.installed-dev
-	@command -v mmdebstrap >/dev/null && command -v qemu-system-x86_64 >/dev/null || { $(call apt,$(vm_packages)); }
+	@for tool in cpio mmdebstrap qemu-system-x86_64 zstd; do command -v $$tool >/dev/null || { $(call apt,$(vm_packages)); break; }; done
 	PROVISION_VM=1 $(bin)/pytest tests/vm $(PYTEST_ARGS)
 
 bench: $(VENV)/.installed-dev
