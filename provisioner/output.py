@@ -150,7 +150,7 @@ def _find(files: Mapping[str, RenderedFile], directory: Path, force: bool) -> di
         elif what.kind not in {0, stat.S_IFDIR}:
             refuse("not_a_folder", f"{folder}: is no folder: expected one or nothing")
     if not force and folders[directory].kind == stat.S_IFDIR:
-        held = sorted(entry for entry in os.listdir(directory) if not _is_temporary(entry))
+        held = sorted(entry.name for entry in directory.iterdir() if not _is_leftover(entry))
         if held and not _look(directory / PLAN_FILE).is_ours:
             more = f" and {len(held) - 1} more" if len(held) > 1 else ""
             refuse(
@@ -281,6 +281,13 @@ def _list_files(directory: Path) -> Iterator[str]:
 
 def _is_temporary(name: str) -> bool:
     return name.rpartition("/")[2].startswith(_TEMPORARY)
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether a killed run may have left it: a temporary file, or a folder of such at most."""
+    if path.is_dir() and not path.is_symlink():
+        return all(_is_temporary(one) for one in os.listdir(path))
+    return _is_temporary(path.name)
 
 
 def _diff(place: Path, found: _Found, new_name: str, file: RenderedFile | None) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from provisioner.idset import CpuSet, NodeSet, union_cpus
 from provisioner.oddities import find_oddities
 from provisioner.plan import Note, Service
-from provisioner.request import MemoryMode, PlacementRequest
+from provisioner.request import PlacementRequest, ServiceRequest
 from provisioner.shares import Place
 from provisioner.topology import Machine
 from provisioner.usable import UsableCores
@@ -89,14 +89,15 @@ def _idle_notes(
 def rank_notes(
     machine: Machine,
     request: PlacementRequest,
+    service: ServiceRequest,
+    number: int,
     places: Sequence[Place],
     cpus: CpuSet,
     cpu_nodes: NodeSet,
     lent: NodeSet,
     memory_nodes: NodeSet,
-    memory: MemoryMode,
 ) -> tuple[Note, ...]:
-    """The notes on one rank."""
+    """The notes on rank `number` of a service."""
     notes: list[Note] = []
     for place in places:
         card, locality = place.card.name, place.locality
@@ -128,8 +129,18 @@ def rank_notes(
             for node in locality.nodes - place.cpu_nodes
         ]
     if len(places) > 1:
+        hint = (
+            'Set visible_devices = "rank" for engines that take the one card at entry LOCAL_RANK'
+            if service.visible_devices == "service"
+            else ""
+        )
         notes.append(
-            Note("several_cards", f"The rank has the shares of its {len(places)} cards together.")
+            Note(
+                "several_cards",
+                f"The rank has the shares of its {len(places)} cards together, which are entries "
+                f"{number * len(places)} to {(number + 1) * len(places) - 1} of the service's cards.",
+                hint,
+            )
         )
     if lent:
         notes.append(
@@ -148,7 +159,7 @@ def rank_notes(
             )
         )
     bare = NodeSet(node for node in cpu_nodes | lent if node not in memory_nodes)
-    if memory != "off" and bare and memory_nodes:
+    if service.memory != "off" and bare and memory_nodes:
         why = (
             "has no memory"
             if not machine.node(bare.first).has_memory

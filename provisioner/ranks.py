@@ -82,7 +82,7 @@ class RankBuilder(NamedTuple):
             tuple(nics),
             alignment,
             rank_notes(
-                machine, self.request, places, cpus, cpu_nodes, lent, memory_nodes, service.memory
+                machine, self.request, service, number, places, cpus, cpu_nodes, lent, memory_nodes
             ),
         )
 

@@ -93,6 +93,23 @@ def test_hostile_paths_reach_the_worker() -> None:
             assert done.stdout == ascii([str(place), f"{place}/p{name}", "$HOME %i"]) + "\n"
 
 
+@pytest.mark.parametrize("directory", ["/usr/../tmp", "/tmp/..", "/..", "/tmp/.", "//tmp//"])
+def test_directory_that_is_not_normal_reaches_the_worker(directory: str) -> None:
+    """Systemd refuses '..' in WorkingDirectory=, so such a one is entered by a shell."""
+    worker = make_worker(sys.executable, "-c", "import os; print(os.getcwd())", directory=directory)
+    with unit_folder(render_plan(make_plan(make_service(worker=worker)))) as folder:
+        assert verify_units(folder, [f"{folder}/provision@0.service"]) == ""
+        unit = load_units(folder, ["provision@0.service"])["provision@0.service"]
+    done = subprocess.run(
+        read_command(unit["Command Line"][0]),
+        cwd=unit.get("WorkingDirectory", ["/"])[0],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(Path(directory).resolve())
+
+
 def sourced(shell: str, path: Path, names: list[str]) -> dict[str, str]:
     """The values that a shell has for variables once it has read a file."""
     program = shutil.which(shell)

@@ -322,11 +322,22 @@ def test_inherited_affinity_is_reset(wrapper: Wrapper) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{CPUS}\n", "")
 
 
+def test_affinity_is_reset_to_all_cpus(wrapper: Wrapper) -> None:
+    """All CPUs are asked for, not today's: a slice that is widened later widens the command too."""
+    (wrapper.tools / "taskset").unlink(missing_ok=True)
+    wrapper.add_tool("taskset", '#!/bin/sh\necho "$1 $2" >>"$FAKE_LOG.taskset"\n')
+    if len(os.sched_getaffinity(0)) != len(make_rank(0, cpus=CPUS).cpus):
+        pytest.skip("needs a test process that is not pinned")
+    wrapper.show("0", "show")
+    asked = wrapper.log.with_suffix(".taskset").read_text()
+    assert asked == f"-p {'f' * (8192 // 4)}\n"
+
+
 def test_missing_taskset_matters_only_if_the_mask_is_wrong(wrapper: Wrapper) -> None:
     """Without taskset the command runs where the CPUs are right anyway, and else is refused."""
     taskset = shutil.which("taskset")
     (wrapper.tools / "taskset").unlink(missing_ok=True)
-    if len(os.sched_getaffinity(0)) == len(list(make_rank(0, cpus=CPUS).cpus)):
+    if len(os.sched_getaffinity(0)) == len(make_rank(0, cpus=CPUS).cpus):
         wrapper.show("0", "show")
     if taskset is None or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two CPUs and taskset")
