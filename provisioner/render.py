@@ -258,6 +258,11 @@ def _environment_groups(plan: Plan, service: Service, rank: Rank) -> tuple[Varia
         mates = [one for one in service.ranks if one.vendor == rank.vendor]
         reason = "All cards of the service, in rank order: "
     cards = [str(index) for mate in mates for index in mate.device_indexes]
+    entries = "an engine takes entry LOCAL_RANK."
+    if len(rank.device_indexes) > 1:  # LOCAL_RANK counts ranks, and the list counts cards
+        first = sum(len(mate.device_indexes) for mate in mates[: mates.index(rank)])
+        last = first + len(rank.device_indexes) - 1
+        entries = f"the rank's are entries {first} to {last}, not LOCAL_RANK."
     groups = [
         VariableGroup(
             ("Whose environment this is.",),
@@ -280,7 +285,7 @@ def _environment_groups(plan: Plan, service: Service, rank: Rank) -> tuple[Varia
         ),
         VariableGroup(
             (
-                reason + "an engine takes entry LOCAL_RANK.",
+                reason + entries,
                 "A card's number is its position in PCI order.",
             ),
             {

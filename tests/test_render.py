@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+from pathlib import Path
 
 import jinja2
 import pytest
@@ -11,6 +14,8 @@ from provisioner.data import find_data
 from provisioner.errors import InputError
 from provisioner.plan import Plan
 from provisioner.render import DEVICE_VARIABLES, RenderedFile, is_ours, rank_environment
+from provisioner.request import ServiceRequest
+from tests.hosts import make_host, plan_for
 from tests.rendering import (
     FINGERPRINT,
     HOSTILE,
@@ -22,94 +27,7 @@ from tests.rendering import (
 )
 from tests.systemd import load_units, unit_folder, verify_units
 
-HEADER = f"""\
-# Made by provision from plan 000000000000 (sha256 of plan.json) for the machine
-# {FINGERPRINT}.
-# 'provision undo' removes it. Edits are lost: change provision.toml and render again.
-"""
-
-RANK_SLICE = f"""{HEADER}\
-# The CPUs and memory nodes of rank 1: 0000:1c:00.0.
-
-[Unit]
-Description=provision rank 1
-
-[Slice]
-# Repeated assignments merge, those of drop-ins too: the empty one comes first and resets.
-AllowedCPUs=
-AllowedCPUs=4-7
-AllowedMemoryNodes=
-AllowedMemoryNodes=1
-"""
-
-SERVICE = f"""{HEADER}\
-# Starts one rank in its slice, rank 0 by: systemctl start provision@0
-
-[Unit]
-Description=provision rank %i
-
-[Service]
-Type=exec
-Slice=provision-rank%i.slice
-EnvironmentFile=/etc/provision/provision/rank%i.env
-# NCCL would leave the rank's CPUs for those that it thinks near to the card.
-UnsetEnvironment=NCCL_IGNORE_CPU_AFFINITY
-User=worker
-Group=gpu
-WorkingDirectory=/srv/engine
-ExecStart=/usr/bin/python3 -m engine "a b" 50%%
-# The worker is told to stop and may stop its children itself; what is left then is killed.
-KillMode=mixed
-# Half a worker holds up the other ranks: it dies whole, and is started again.
-OOMPolicy=kill
-Restart=on-failure
-RestartSec=5
-# Does not hold off the kernel's own killer, which acts when a memory node is full.
-ManagedOOMPreference=avoid
-
-[Install]
-WantedBy=multi-user.target
-"""
-
-RANK_ENVIRONMENT = f"""{HEADER}\
-# Systemd (EnvironmentFile=) and POSIX shells read it to the same values.
-
-# Whose environment this is.
-PROVISION_SERVICE=provision
-PROVISION_RANK=1
-PROVISION_PLAN=/etc/provision/plan.json
-PROVISION_FINGERPRINT={FINGERPRINT}
-
-# The rank's place: CPUs and memory nodes as kernel lists, the nearest RDMA devices.
-PROVISION_CPUS=4-7
-PROVISION_MAIN_CPUS=4-5
-PROVISION_COMPILE_CPUS=6-7
-PROVISION_MEMORY_NODES=1
-PROVISION_NICS=mlx5_1,mlx5_5
-
-# All cards of the service, in rank order: an engine takes entry LOCAL_RANK.
-# A card's number is its position in PCI order.
-LOCAL_RANK=1
-LOCAL_WORLD_SIZE=2
-CUDA_DEVICE_ORDER=PCI_BUS_ID
-CUDA_VISIBLE_DEVICES=0,1
-
-# One thread for each core: libraries count the machine's CPUs, not the slice's.
-OMP_NUM_THREADS=2
-MKL_NUM_THREADS=2
-OPENBLAS_NUM_THREADS=2
-
-# How many CPUs background compilation has: those of PROVISION_COMPILE_CPUS.
-DEEPINFER_SO_BUILDER_CPUS=2
-
-# Engines leave affinity alone: the slice has set it.
-TLLM_NUMA_AWARE_WORKER_AFFINITY=0
-SGLANG_SET_CPU_AFFINITY=0
-
-# From provision.toml: the last word on a variable wins.
-OMP_NUM_THREADS=1
-MODEL="a model"
-"""
+GOLDEN = Path(__file__).parent / "golden" / "render"
 
 
 def text_of(plan: Plan, name: str) -> str:
@@ -133,20 +51,22 @@ def small_plan() -> Plan:
         group="gpu",
         directory="/srv/engine",
     )
-    return make_plan(make_service(make_rank(0), make_rank(1, compile_cpus="6-7"), worker=worker))
+    return make_plan(
+        make_service(make_rank(0), make_rank(1, compile_cpus="6-7"), worker=worker), confine=True
+    )
 
 
-@pytest.mark.parametrize(
-    "name, expected",
-    [
-        ("provision-rank1.slice", RANK_SLICE),
-        ("provision@.service", SERVICE.replace("50%%", '"50%%"')),
-        ("provision/rank1.env", RANK_ENVIRONMENT),
-    ],
-)
-def test_small_plan_renders_to_these_texts(name: str, expected: str) -> None:
-    """A plan's files are these, to the byte."""
-    assert text_of(small_plan(), name) == expected
+def test_small_plan_renders_to_these_texts() -> None:
+    """A plan's files are those of tests/golden/render; PROVISION_GOLDEN=1 pytest FILE writes them anew."""
+    plan = small_plan()
+    texts = {name: text_of(plan, name) for name in render_plan(plan)}
+    if os.environ.get("PROVISION_GOLDEN"):
+        shutil.rmtree(GOLDEN, ignore_errors=True)
+        for name, text in texts.items():
+            (GOLDEN / name).parent.mkdir(parents=True, exist_ok=True)
+            (GOLDEN / name).write_text(text)
+    stored = {str(path.relative_to(GOLDEN)): path for path in GOLDEN.rglob("*") if path.is_file()}
+    assert texts == {name: path.read_text() for name, path in stored.items()}
 
 
 def test_files_of_a_plan() -> None:
@@ -161,6 +81,10 @@ def test_files_of_a_plan() -> None:
         "provision/rank0.env",
         "provision/rank1.env",
         "provision-run",
+        "system.slice.d/50-provision-confine.conf",
+        "user.slice.d/50-provision-confine.conf",
+        "machine.slice.d/50-provision-confine.conf",
+        "init.scope.d/50-provision-confine.conf",
     ]
     assert [name for name, file in files.items() if file.executable] == ["provision-run"]
 
@@ -305,6 +229,45 @@ def test_memory_nodes_may_be_none() -> None:
     plan = make_plan(make_service(rank, memory="off"))
     environment = rank_environment(plan, plan.services[0], rank)
     assert environment["PROVISION_MEMORY_NODES"] == ""
+
+
+def test_first_of_siblings_and_several_cards_reach_the_files() -> None:
+    """Planned with smt first and two cards a rank, files say the few CPUs and count cores as threads."""
+    host = make_host({0: "0-15"}, [0, 0, 0, 0], stride=8)
+    plan = plan_for(host, smt="first", devices_per_rank=2)
+    files = render_plan(plan)
+    slices = [dict(settings_of(files[f"provision-rank{n}.slice"].text)) for n in (0, 1)]
+    assert [one["AllowedCPUs"] for one in slices] == ["0-3", "4-7"]
+    service = plan.services[0]
+    environment = rank_environment(plan, service, service.ranks[1])
+    assert environment["OMP_NUM_THREADS"] == "4"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert (environment["LOCAL_RANK"], environment["LOCAL_WORLD_SIZE"]) == ("1", "2")
+    # Entry LOCAL_RANK is another rank's card here, so the file must not send an engine there.
+    text = files["provision/rank1.env"].text
+    assert "the rank's are entries 2 to 3, not LOCAL_RANK." in text
+    assert "an engine takes entry LOCAL_RANK" not in text
+
+
+def test_services_have_files_of_their_own() -> None:
+    """Two services planned together share no file and no CPU."""
+    asked = (ServiceRequest("chat", ("0",)), ServiceRequest("batch", ("1",)))
+    plan = plan_for(make_host({0: "0-7"}, [0, 0]), services=asked)
+    files = render_plan(plan)
+    assert list(files) == ["plan.json"] + [
+        f"{name}{end}"
+        for name in ("chat", "batch")
+        for end in (".slice", "-rank0.slice", "/rank0.env", "-run")
+    ]
+    cpus = [
+        dict(settings_of(files[f"{name}.slice"].text))["AllowedCPUs"] for name in ("chat", "batch")
+    ]
+    assert cpus == ["0-3", "4-7"]
+    cards = [
+        rank_environment(plan, service, service.ranks[0])["CUDA_VISIBLE_DEVICES"]
+        for service in plan.services
+    ]
+    assert cards == ["0", "1"]
 
 
 def test_service_whose_folder_is_another_file_is_refused() -> None:

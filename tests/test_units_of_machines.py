@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import pytest
 
 from provisioner.discovery import discover
 from provisioner.errors import InputError, TopologyError
 from provisioner.facts import build_tree
+from provisioner.plan import Plan
 from provisioner.planfile import format_plan
 from provisioner.planner import make_plan
-from provisioner.render import render
+from provisioner.render import RenderedFile, render
 from provisioner.request import PlacementRequest, ServiceRequest, WorkerRequest
 from provisioner.samples import list_samples, read_sample
 from provisioner.topology import Machine
@@ -41,6 +45,19 @@ def names_with_cards() -> list[str]:
     return [name for name in names if (machine := find_machine(name)) and machine.accelerators]
 
 
+def units_of(plan: Plan, files: Mapping[str, RenderedFile]) -> list[str]:
+    """The units that are made of a plan's files: a template as each rank's instance.
+
+    The confined units have drop-ins alone. init.scope is left out: it exists in a running
+    system only, and what systemd makes of its drop-in test_render asks.
+    """
+    units = [name for name in files if name.endswith(".slice")]
+    for service in plan.services:
+        if service.worker is not None:
+            units += [f"{service.name}@{rank.rank}.service" for rank in service.ranks]
+    return units + (["system.slice", "user.slice", "machine.slice"] if plan.confine else [])
+
+
 @pytest.mark.parametrize("asked", REQUESTS)
 def test_systemd_has_not_a_word_to_say(asked: str) -> None:
     """Every unit rendered for every machine passes systemd-analyze verify without a word."""
@@ -51,15 +68,27 @@ def test_systemd_has_not_a_word_to_say(asked: str) -> None:
         assert machine is not None
         plan = make_plan(machine, REQUESTS[asked])
         files = render(plan, format_plan(plan))
-        units = [unit for unit in files if unit.endswith((".slice", ".service"))]
-        if asked == "everything":
-            # A template is verified as an instance; the confined units have drop-ins
-            # alone, and init.scope exists in a running system only.
-            units = [unit.replace("@.", "@0.") for unit in units]
-            units += ["system.slice", "user.slice", "machine.slice"]
         with unit_folder(files) as folder:
-            found = verify_units(folder, units)
+            found = verify_units(folder, units_of(plan, files))
         if found:
             words[name] = found
     assert words == {}
     assert len(names) >= len(list_samples()) - 1  # Ascend's sample has no known cards yet
+
+
+def test_a_wrong_line_in_any_file_is_heard() -> None:
+    """Silence means something: each file that systemd reads is among those that verify looks at."""
+    machine = find_machine("uneven-5-3")
+    assert machine is not None
+    plan = make_plan(machine, REQUESTS["everything"])
+    files = render(plan, format_plan(plan))
+    unheard = []
+    for name, file in files.items():
+        if name.endswith((".slice", ".service", ".conf")):
+            wrong = RenderedFile(
+                re.sub(r"(?m)^\[(Slice|Scope|Service)\]$", r"\g<0>\nMistyped=1", file.text)
+            )
+            with unit_folder({**files, name: wrong}) as folder:
+                if "Mistyped" not in verify_units(folder, units_of(plan, files)):
+                    unheard.append(name)
+    assert unheard == ["init.scope.d/50-provision-confine.conf"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -82,11 +83,12 @@ def made_host(cpus: int = 2048, nodes: int = 64, cards: int = 16, threads: int =
 
 @st.composite
 def host_facts(draw: st.DrawFn) -> HostFacts:
-    """Machines of up to some 48 CPUs with the oddities of real ones.
+    """Machines of up to 96 CPUs, 6 nodes and 10 cards with the oddities of real ones.
 
     SMT of 1, 2 and 4 with siblings beside each other or far apart, hybrid cores, sparse CPU and node
     ids, nodes without CPUs or memory, GPU memory, bridges that know a node or not, cards that do
-    not, offline and isolated CPUs, a ceiling that cuts cores, and PCI domains of 32 bits.
+    not, NICs beside cards, offline and isolated CPUs, a ceiling that cuts cores, and PCI domains of
+    32 bits.
     """
     threads = draw(st.sampled_from([1, 2, 2, 4]))
     node_ids = sorted(draw(st.sets(st.integers(0, 12), min_size=1, max_size=4)))
@@ -113,8 +115,12 @@ def host_facts(draw: st.DrawFn) -> HostFacts:
     nodes += [
         NodeFacts(id=node, memory_bytes=draw(st.sampled_from([0, 8])) * GIB) for node in gpu_nodes
     ]
+    if not any(node.memory_bytes for node in nodes):  # the kernel itself lives somewhere
+        nodes[0] = replace(nodes[0], memory_bytes=64 * GIB)
+    card_memory = [node.id for node in nodes if node.memory_bytes and not node.cpus]
     cpus = union_cpus(cores)
-    cards = _draw_cards(draw, node_ids, gpu_nodes, cpus, union_cpus(node_cores[0]))
+    cards = _draw_cards(draw, node_ids, gpu_nodes, card_memory, union_cpus(node_cores[0]))
+    nics = _draw_nics(draw, cards, node_ids)
     bridges = {path: None for card in cards for path in card.bridges}
     offline = draw(st.sets(st.sampled_from(list(cpus)), max_size=len(cpus) // 4))
     offline -= {cores[0].first}  # one CPU is always online
@@ -145,6 +151,7 @@ def host_facts(draw: st.DrawFn) -> HostFacts:
         isolated_cpus=CpuSet(draw(st.sets(st.sampled_from(list(cpus)), max_size=2))),
         numa_balancing=draw(st.sampled_from([None, 0, 1])),
         cards=tuple(cards),
+        nics=tuple(nics),
         bridges=tuple(
             BridgeFacts(address=address, numa_node=draw(st.sampled_from([None, *node_ids])))
             for address in bridges
@@ -168,11 +175,15 @@ def _number_cores(draw: st.DrawFn, count: int, threads: int) -> tuple[list[CpuSe
 
 
 def _draw_cards(
-    draw: st.DrawFn, node_ids: list[int], gpu_nodes: list[int], cpus: CpuSet, some: CpuSet
+    draw: st.DrawFn,
+    node_ids: list[int],
+    gpu_nodes: list[int],
+    card_memory: list[int],
+    some: CpuSet,
 ) -> list[CardFacts]:
     domain = draw(st.sampled_from([0, 0, 1, 0x10000, 0xDEADBEEF]))
     cards = []
-    for number in range(draw(st.integers(1, 6))):
+    for number in range(draw(st.integers(1, 10))):
         node = draw(st.sampled_from([*node_ids, *node_ids, None]))
         if gpu_nodes and draw(st.integers(0, 9)) == 0:
             node = gpu_nodes[0]
@@ -183,12 +194,26 @@ def _draw_cards(
                 device=0x2330,
                 numa_node=node,
                 local_cpus=draw(st.sampled_from([None, some])) if node is None else None,
-                memory_node=gpu_nodes[number] if number < len(gpu_nodes) else None,
+                memory_node=card_memory[number] if number < len(card_memory) else None,
                 has_driver=True,
                 model="made",
             )
         )
     return cards
+
+
+def _draw_nics(draw: st.DrawFn, cards: list[CardFacts], node_ids: list[int]) -> list[NicFacts]:
+    """NICs, each below the bridges of a card that has some."""
+    chosen = [card for card in cards if draw(st.booleans()) and card.bridges][:3]
+    return [
+        NicFacts(
+            path=(*card.bridges, card.address._replace(device=1)),
+            numa_node=draw(st.sampled_from([card.numa_node, *node_ids])),
+            rdma=(f"mlx5_{number}",),
+            net=(f"eth{number}",) if draw(st.booleans()) else (),
+        )
+        for number, card in enumerate(chosen)
+    ]
 
 
 def _pairs(groups: list[list[CpuSet]]) -> list[list[CpuSet]]:

@@ -16,7 +16,7 @@ Samples and tests are written in it. A fact file is TOML:
       { id = 2, cpus = "8-15,24-31", memory = "128 GiB" },
       { ids = "3-9", memory = "0" },     # no CPUs and no memory
     ]
-    distances = [               # both ways; 20 where none is given, and a later one goes first
+    distances = [               # both ways; 20 where none is given, and a later one wins
       { from = "0-1", to = "0-1", value = 12 },
       { from = "0-1", to = "2", value = 32 },
     ]

@@ -89,7 +89,8 @@ def _check_cores(facts: HostFacts) -> Iterator[str]:
     yield from faults
     if faults:
         return
-    places = [package.cpus for package in facts.packages], [node.cpus for node in facts.nodes]
+    packages = {cpu: index for index, one in enumerate(facts.packages) for cpu in one.cpus}
+    nodes = {cpu: node.id for node in facts.nodes for cpu in node.cpus}
     cores = facts.cores()
     for core in cores:
         if core.isdisjoint(explicit) and len(core) != facts.threads:
@@ -97,8 +98,8 @@ def _check_cores(facts: HostFacts) -> Iterator[str]:
                 f"CPU {core.first} finds siblings {core} at sibling_stride= {facts.sibling_stride}: "
                 f"expected {facts.threads} CPUs; state such cores in cores="
             )
-        for noun, holders in zip(("packages", "nodes"), places, strict=True):
-            if holders and not any(core <= holder for holder in holders):
+        for noun, holders in (("packages", packages), ("nodes", nodes)):
+            if len({holders.get(cpu) for cpu in core}) > 1:
                 yield f"core {core} lies in several {noun}: expected one"
     if facts.llcs and facts.cores_per_llc:
         yield "llcs= and cores_per_llc= are both there: expected one of them"
@@ -107,7 +108,7 @@ def _check_cores(facts: HostFacts) -> Iterator[str]:
     for llc in facts.llcs:
         if any(not core.isdisjoint(llc) and not core <= llc for core in cores):
             yield f"llcs= {llc} cuts a core in two: expected whole cores"
-        if not any(llc <= package for package in places[0]):
+        if len({packages[cpu] for cpu in llc}) > 1:
             yield f"llcs= {llc} lies in several packages: expected one"
 
 

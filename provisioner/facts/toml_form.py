@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypedDict, TypeVar
 
@@ -72,6 +71,10 @@ class _Table:
 
     def finish(self) -> None:
         """Makes a problem of every key that nothing asked for."""
+        if not self._left:
+            return
+        import difflib  # only a wrong file needs it
+
         for key in self._left:
             near = difflib.get_close_matches(key, self._keys, 1)
             self.fault(f"{key}= is unknown", f"Did you mean {near[0]}=?" if near else "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from typing import NamedTuple
 
 from provisioner.facts.values import NVIDIA_VENDOR, BridgeFacts, CardFacts, HostFacts, PciFacts
 from provisioner.idset import CpuSet, NodeSet
@@ -26,6 +27,8 @@ cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid,nodev,noexec,relatime,nsdelegate,memory
 """
 # Firmware describes dies and numbers caches to the kernel on x86 alone (CPUID leaves 0x1f and 4).
 _DESCRIBING_ARCHES = ("x86_64", "i686")
+# Level and type of the caches that each core has for itself.
+_CORE_CACHES = ((1, "Data"), (1, "Instruction"), (2, "Unified"))
 
 
 def build_tree(facts: HostFacts, *, with_masks: bool = False) -> MemoryRoot:
@@ -53,32 +56,38 @@ def build_tree(facts: HostFacts, *, with_masks: bool = False) -> MemoryRoot:
 
 
 class _CpuTexts:
-    """The texts of CPU sets, each made once: most files of a machine say the same few sets."""
+    """Puts CPU sets into files, as lists and, if wanted, as masks.
+
+    Most files of a machine say the same few sets, so callers make each set's texts once.
+    """
 
     def __init__(self, width: int, with_masks: bool) -> None:
         self._width = width  # bits of a mask: the kernel's nr_cpu_ids
         self._with_masks = with_masks
-        self._lists: dict[CpuSet, str] = {}
-        self._masks: dict[CpuSet, str] = {}
 
-    def add(self, files: dict[str, str], list_path: str, mask_path: str, cpus: CpuSet) -> None:
-        """Adds the file with the list, and the one with the mask if masks are wanted."""
-        text = self._lists.get(cpus)
-        if text is None:
-            text = self._lists[cpus] = f"{cpus}\n"
-        files[list_path] = text
-        if self._with_masks:
-            files[mask_path] = self.mask(cpus)
+    def say(self, cpus: CpuSet) -> _Said:
+        """The set's texts."""
+        return _Said(f"{cpus}\n", self.mask(cpus) if self._with_masks else None)
 
     def mask(self, cpus: CpuSet) -> str:
         """The mask in groups of 32 bits. Source: lib/vsprintf.c, bitmap_string."""
-        text = self._masks.get(cpus)
-        if text is None:
-            digits = f"{cpus.bits:0{(self._width + 3) // 4}x}"
-            head = len(digits) % 8
-            groups = [digits[start : start + 8] for start in range(head, len(digits), 8)]
-            text = self._masks[cpus] = ",".join([digits[:head], *groups] if head else groups) + "\n"
-        return text
+        digits = f"{cpus.bits:0{(self._width + 3) // 4}x}"
+        head = len(digits) % 8
+        groups = [digits[start : start + 8] for start in range(head, len(digits), 8)]
+        return ",".join([digits[:head], *groups] if head else groups) + "\n"
+
+
+class _Said(NamedTuple):
+    """One CPU set as the kernel writes it."""
+
+    as_list: str
+    as_mask: str | None  # None: masks are not wanted
+
+    def put(self, files: dict[str, str], list_path: str, mask_path: str) -> None:
+        """Adds the file with the list, and the one with the mask."""
+        files[list_path] = self.as_list
+        if self.as_mask is not None:
+            files[mask_path] = self.as_mask
 
 
 def _possible_cpus(facts: HostFacts) -> CpuSet:
@@ -99,51 +108,59 @@ def _add_cpus(facts: HostFacts, texts: _CpuTexts, files: dict[str, str]) -> None
     for cpu in facts.cpus:
         if cpu:  # CPU 0 can't be unplugged
             files[f"{_CPU}/cpu{cpu}/online"] = "1\n" if cpu in online else "0\n"
-    has_dies = facts.arch in _DESCRIBING_ARCHES
-    of_package: dict[int, tuple[int, dict[str, str]]] = {}
-    for index, package in enumerate(facts.packages):
-        for number, die in enumerate(package.dies or (package.cpus,)):
-            common: dict[str, str] = {}
-            for name in ("package_cpus", "core_siblings"):
-                texts.add(
-                    common, f"topology/{name}_list", f"topology/{name}", package.cpus & online
-                )
-            common["topology/physical_package_id"] = f"{-1 if package.id is None else package.id}\n"
-            if has_dies:
-                texts.add(common, "topology/die_cpus_list", "topology/die_cpus", die & online)
-                common["topology/die_id"] = f"{number}\n"
-            of_package.update(dict.fromkeys(die, (index, common)))
+    numbers_caches = facts.arch in _DESCRIBING_ARCHES
+    of_package = _package_files(facts, texts)
     of_llc: dict[int, dict[str, str]] = {}
     for number, llc in enumerate(facts.last_level_caches()):
-        common = _cache_files(3, 3, "Unified", llc & online, number if has_dies else None, texts)
-        of_llc.update(dict.fromkeys(llc, common))
-    core_ids = [0] * len(
-        facts.packages
-    )  # the next one of each package: they repeat across packages
+        cache = _cache_files(3, 3, "Unified", texts.say(llc & online))
+        if numbers_caches:
+            cache["cache/index3/id"] = f"{number}\n"
+        of_llc.update(dict.fromkeys(llc, cache))
+    # The next core_id of each package: they repeat across packages.
+    core_ids = [0] * len(facts.packages)
     for number, core in enumerate(facts.cores()):
-        index, common = of_package[core.first]
-        own = {**common, "topology/core_id": f"{core_ids[index]}\n"}
-        core_ids[index] += 1
-        members = core & online
-        for name in ("core_cpus", "thread_siblings"):
-            texts.add(own, f"topology/{name}_list", f"topology/{name}", members)
-        for index, (level, kind) in enumerate(((1, "Data"), (1, "Instruction"), (2, "Unified"))):
-            own |= _cache_files(index, level, kind, members, number if has_dies else None, texts)
-        own |= of_llc.get(core.first, {})
-        for cpu in members:
+        first = core.first
+        package, common = of_package[first]
+        own = {**common, "topology/core_id": f"{core_ids[package]}\n"}
+        core_ids[package] += 1
+        said = texts.say(core & online)
+        said.put(own, "topology/core_cpus_list", "topology/core_cpus")
+        said.put(own, "topology/thread_siblings_list", "topology/thread_siblings")
+        for index, (level, kind) in enumerate(_CORE_CACHES):
+            own |= _cache_files(index, level, kind, said)
+            if numbers_caches:
+                own[f"cache/index{index}/id"] = f"{number}\n"
+        own |= of_llc.get(first, {})
+        for cpu in core & online:
             folder = f"{_CPU}/cpu{cpu}/"
             for leaf, text in own.items():
                 files[folder + leaf] = text
 
 
-def _cache_files(
-    index: int, level: int, kind: str, cpus: CpuSet, number: int | None, texts: _CpuTexts
-) -> dict[str, str]:
+def _package_files(facts: HostFacts, texts: _CpuTexts) -> dict[int, tuple[int, dict[str, str]]]:
+    """CPU -> the position of its package, and what its files of the package and the die say."""
+    online = facts.online_cpus
+    found: dict[int, tuple[int, dict[str, str]]] = {}
+    for index, package in enumerate(facts.packages):
+        said = texts.say(package.cpus & online)
+        for number, die in enumerate(package.dies or (package.cpus,)):
+            files = {
+                "topology/physical_package_id": f"{-1 if package.id is None else package.id}\n"
+            }
+            said.put(files, "topology/package_cpus_list", "topology/package_cpus")
+            said.put(files, "topology/core_siblings_list", "topology/core_siblings")
+            if facts.arch in _DESCRIBING_ARCHES:
+                files["topology/die_id"] = f"{number}\n"
+                die_said = texts.say(die & online)
+                die_said.put(files, "topology/die_cpus_list", "topology/die_cpus")
+            found.update(dict.fromkeys(die, (index, files)))
+    return found
+
+
+def _cache_files(index: int, level: int, kind: str, said: _Said) -> dict[str, str]:
     folder = f"cache/index{index}"
     files = {f"{folder}/level": f"{level}\n", f"{folder}/type": f"{kind}\n"}
-    if number is not None:
-        files[f"{folder}/id"] = f"{number}\n"
-    texts.add(files, f"{folder}/shared_cpu_list", f"{folder}/shared_cpu_map", cpus)
+    said.put(files, f"{folder}/shared_cpu_list", f"{folder}/shared_cpu_map")
     return files
 
 
@@ -169,7 +186,7 @@ def _add_nodes(facts: HostFacts, texts: _CpuTexts, files: dict[str, str]) -> Non
     rows = facts.distance_rows()
     for node in facts.nodes:
         folder = f"{_NODE}/node{node.id}"
-        texts.add(files, f"{folder}/cpulist", f"{folder}/cpumap", node.cpus & online)
+        files[f"{folder}/cpulist"] = f"{node.cpus & online}\n"
         files[f"{folder}/cpumap"] = texts.mask(node.cpus & online)
         kib = node.memory_bytes // 1024
         files[f"{folder}/meminfo"] = (
@@ -194,7 +211,8 @@ def _add_pci(
 ) -> None:
     """The functions' folders, and bus/pci/devices with a link to each."""
     online = facts.online_cpus
-    node_cpus = {node.id: node.cpus & online for node in facts.nodes}
+    everywhere = texts.say(online)
+    on_node = {node.id: texts.say(node.cpus & online) for node in facts.nodes}
     functions: list[tuple[tuple[PciAddress, ...], PciFacts | BridgeFacts, CpuSet | None]] = [
         *((path, bridge, None) for path, bridge in facts.all_bridges()),
         *((function.path, function, function.local_cpus) for function in facts.pci_functions),
@@ -208,9 +226,10 @@ def _add_pci(
         node = one.numa_node
         if facts.nodes:  # a kernel without NUMA has no such file
             files[f"sys/{folder}/numa_node"] = f"{-1 if node is None else node}\n"
-        if local is None:
-            local = online if node is None else node_cpus.get(node, online)
-        texts.add(files, f"sys/{folder}/local_cpulist", f"sys/{folder}/local_cpus", local)
+        said = everywhere if node is None else on_node.get(node, everywhere)
+        if local is not None:
+            said = texts.say(local)
+        said.put(files, f"sys/{folder}/local_cpulist", f"sys/{folder}/local_cpus")
     paths = {function.address: function.path for function in facts.pci_functions}
     for function in facts.pci_functions:
         if function.physfn is not None:
@@ -264,9 +283,8 @@ def _add_proc_and_cgroups(facts: HostFacts, files: dict[str, str], links: dict[s
     files["proc/self/mounts"] = _MOUNTS
     links["proc/mounts"] = "self/mounts"
     cpus = facts.online_cpus
-    nodes = _memory_nodes(facts) or NodeSet(
-        (0,)
-    )  # without NUMA the kernel calls the machine node 0
+    # Without NUMA the kernel calls the whole machine node 0.
+    nodes = _memory_nodes(facts) or NodeSet((0,))
     limits = {"/": (cpus, nodes)}
     for one in facts.cgroups:
         limits[one.path] = (

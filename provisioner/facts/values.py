@@ -39,9 +39,7 @@ class NodeFacts:
     id: int
     memory_bytes: int  # nodeN/meminfo MemTotal; 0: a node without memory
     cpus: CpuSet = CpuSet()  # offline ones included; empty: a node of memory alone
-    read_bandwidth: int | None = (
-        None  # nodeN/access0/initiators/read_bandwidth, MB/s; None: no HMAT
-    )
+    read_bandwidth: int | None = None  # MB/s, nodeN/access0/initiators/; None: no HMAT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +135,7 @@ class HostFacts:
     cores_per_llc: int = 0  # cores of one node and package in id order; 0: all of the package
     llcs: tuple[CpuSet, ...] = ()  # instead of cores_per_llc: each last-level cache's CPUs
     nodes: tuple[NodeFacts, ...] = ()  # none: a kernel without NUMA
-    distances: tuple[
-        DistanceFacts, ...
-    ] = ()  # a later one goes before an earlier one; 20 where none
+    distances: tuple[DistanceFacts, ...] = ()  # a later one wins; 20 where there is none
     memory_bytes: int = 0  # of the machine, where it has no nodes
     possible_cpus: CpuSet | None = None  # None: 0 to the highest CPU
     possible_nodes: NodeSet | None = None  # None: 0 to the highest node

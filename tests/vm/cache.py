@@ -66,6 +66,9 @@ def get(suite: image.Suite) -> Image:
     place = directory() / key(suite)
     with lock():
         if not place.is_dir():
+            # What a killed build left; no other one is under way while the lock is held.
+            for left in directory().glob("new-*"):
+                shutil.rmtree(left)
             # Made aside and renamed: an interrupted build leaves nothing that looks whole.
             with tempfile.TemporaryDirectory(prefix="new-", dir=directory()) as name:
                 made = Path(name) / "image"

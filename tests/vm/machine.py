@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import shutil
 import subprocess
@@ -267,7 +268,7 @@ def boot(
             errors.seek(0)
             complaint = errors.read()
         if fault:
-            tail = console.read_text(errors="replace").splitlines()[-_CONSOLE_LINES:]
+            tail = _plain(console.read_text(errors="replace"))[-_CONSOLE_LINES:]
             raise MachineError(
                 "\n".join(
                     [
@@ -283,6 +284,12 @@ def boot(
     return Report(
         reader.results, reader.notes, took, reader.boot_seconds or 0.0, "\n".join(reader.printed)
     )
+
+
+def _plain(console: str) -> list[str]:
+    """The lines of CONSOLE that say something, without colours and cursor movements."""
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", console)
+    return [line for line in text.splitlines() if line.strip()]
 
 
 def _follow(process: subprocess.Popen[bytes], reader: _Reader, seconds: float) -> str:

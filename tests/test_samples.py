@@ -1,0 +1,187 @@
+"""The machines that ship with provision: what they are known for, and what hwloc makes of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from provisioner.discovery import discover
+from provisioner.errors import InputError
+from provisioner.facts import build_tree, check_facts
+from provisioner.idset import CpuSet
+from provisioner.samples import list_samples, read_sample
+from provisioner.topology import Machine
+from tests.trees import write_tree
+
+NAMES = [sample.name for sample in list_samples()]
+
+
+def machine_of(name: str) -> Machine:
+    """The machine that discovery finds in a sample."""
+    return discover(build_tree(read_sample(name)))
+
+
+def card_nodes(machine: Machine) -> list[int | None]:
+    """Each card's node, in PCI order."""
+    return [machine.pci_path(card.address)[0].numa_node for card in machine.accelerators]
+
+
+def test_names() -> None:
+    """The samples are these, in the order of their names."""
+    assert NAMES == ["ascend-8npu", "grace-4gpu", "nps4-8gpu", "two-socket-8gpu", "uneven-5-3"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sample_is_a_possible_machine(name: str) -> None:
+    """A sample has no fault, a text for people, and nothing odd in its own files."""
+    facts = read_sample(name)
+    assert check_facts(facts) == []
+    assert facts.name == name
+    assert facts.description
+    assert machine_of(name).oddities == ()
+
+
+def test_list_counts() -> None:
+    """The list's numbers are those that discovery finds; an Ascend host's cards are to come."""
+    for sample in list_samples():
+        machine = machine_of(sample.name)
+        assert sample.title
+        assert sample.cpus == len(machine.cpus)
+        assert sample.nodes == len(machine.nodes)
+        assert sample.packages == len({cpu.package for cpu in machine.cpus})
+        assert sample.nics == len(machine.nics)
+        assert sample.cards == len(machine.accelerators) or sample.name == "ascend-8npu"
+
+
+@pytest.mark.parametrize(
+    "name,hint",
+    [
+        ("two-socket-8gpus", "Did you mean two-socket-8gpu?"),
+        ("nps4", "Did you mean nps4-8gpu?"),
+        ("../sample_facts/nps4-8gpu", "List them"),
+        ("", "List them"),
+        ("a\x1b[2Jb", "List them"),
+    ],
+)
+def test_unknown_sample(name: str, hint: str) -> None:
+    """An unknown name is refused with every name, and the nearest as the hint."""
+    with pytest.raises(InputError) as caught:
+        read_sample(name)
+    assert all(known in caught.value.message for known in NAMES)
+    assert hint in caught.value.hint
+    assert caught.value.message.isprintable()
+
+
+def test_two_socket_8gpu() -> None:
+    """Each card has an RDMA device below its own switch, and its NVSwitches are no cards."""
+    machine = machine_of("two-socket-8gpu")
+    assert card_nodes(machine) == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert str(machine.cores[0].cpus) == "0,112"
+    assert [str(node.cpus) for node in machine.nodes] == ["0-55,112-167", "56-111,168-223"]
+    assert {cpu.llc for cpu in machine.cpus} == {0, 56}
+    for card in machine.accelerators:
+        switch = machine.pci_path(card.address)[2].address
+        beside = [
+            nic.name
+            for nic in machine.nics
+            if len(path := machine.pci_path(nic.address)) > 2 and path[2].address == switch
+        ]
+        assert len(beside) == 1
+
+
+def test_nps4_8gpu() -> None:
+    """The cards sit on the odd nodes in the order for which such hosts are known."""
+    machine = machine_of("nps4-8gpu")
+    assert card_nodes(machine) == [3, 3, 1, 1, 7, 7, 5, 5]
+    assert [machine.distance(3, node) for node in range(8)] == [12, 12, 12, 10, 32, 32, 32, 32]
+    llcs = {core.llc for core in machine.cores}
+    assert len(llcs) == 32
+    assert all(sum(core.llc == llc for core in machine.cores) == 4 for llc in llcs)
+
+
+def test_uneven_5_3() -> None:
+    """Five cards are on node 0, three on node 1, and the cards' audio functions are none."""
+    assert card_nodes(machine_of("uneven-5-3")) == [0, 0, 0, 0, 0, 1, 1, 1]
+
+
+def test_grace_4gpu() -> None:
+    """Nodes 2, 10, 18 and 26 are the cards' memory; of 34 nodes only 0 and 1 have CPUs."""
+    machine = machine_of("grace-4gpu")
+    assert card_nodes(machine) == [0, 0, 1, 1]
+    assert [str(card.memory_nodes) for card in machine.accelerators] == ["2", "10", "18", "26"]
+    kinds = {node.id: node.kind for node in machine.nodes}
+    assert len(kinds) == 34
+    assert {node for node, kind in kinds.items() if kind == "dram"} == {0, 1}
+    assert {node for node, kind in kinds.items() if kind == "gpu"} == {2, 10, 18, 26}
+    assert str(machine.cpu_nodes) == "0-1"
+    assert [machine.distance(18, node) for node in (0, 1, 10, 18, 19)] == [120, 80, 40, 10, 11]
+
+
+def test_ascend_8npu() -> None:
+    """The cards are Ascend's on the bus, in pairs on the even nodes, for the support to come."""
+    facts = read_sample("ascend-8npu")
+    assert "coming Ascend support" in facts.description
+    assert [(card.vendor, card.device, card.pci_class) for card in facts.cards] == [
+        (0x19E5, 0xD802, 0x120000)
+    ] * 8
+    assert [card.numa_node for card in facts.cards] == [0, 0, 2, 2, 4, 4, 6, 6]
+    machine = machine_of("ascend-8npu")
+    assert [len(node.cpus) for node in machine.nodes] == [24] * 8
+    assert len(machine.cores) == 192
+
+
+@pytest.mark.skipif(not shutil.which("lstopo-no-graphics"), reason="hwloc is not installed")
+@pytest.mark.parametrize("name", NAMES)
+def test_hwloc_agrees(name: str, tmp_path: Path) -> None:
+    """Hwloc finds the same cores, packages, last-level caches and nodes in a sample's tree."""
+    write_tree(build_tree(read_sample(name), with_masks=True), tmp_path)
+    environment = {
+        **os.environ,
+        "HWLOC_FSROOT": str(tmp_path),
+        "HWLOC_THISSYSTEM": "0",
+        # It leaves these nodes out otherwise, as no place for the CPUs' memory.
+        "HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES": "1",
+    }
+    done = subprocess.run(
+        ["lstopo-no-graphics", "--of", "xml"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    objects = list(ET.fromstring(done.stdout).iter("object"))
+
+    def cpu_sets(kind: str) -> set[CpuSet]:
+        return {parse_hwloc(one.attrib["cpuset"]) for one in objects if one.get("type") == kind}
+
+    machine = machine_of(name)
+    assert cpu_sets("Core") == {core.cpus for core in machine.cores}
+    for kind, group_of in (
+        ("Package", {cpu.id: cpu.package for cpu in machine.cpus}),
+        ("L3Cache", {cpu.id: cpu.llc for cpu in machine.cpus}),
+    ):
+        groups = {
+            CpuSet(cpu for cpu, group in group_of.items() if group == one)
+            for one in set(group_of.values())
+        }
+        assert cpu_sets(kind) == groups
+    # A node without CPUs takes those of its place there, and one without memory too is left out.
+    nodes = {int(one.attrib["os_index"]): one for one in objects if one.get("type") == "NUMANode"}
+    used = {node.id: node for node in machine.nodes if node.cpus or node.has_memory}
+    assert nodes.keys() == used.keys()
+    for number, node in used.items():
+        assert int(nodes[number].attrib["local_memory"]) == node.memory_bytes
+        if node.cpus:
+            assert parse_hwloc(nodes[number].attrib["cpuset"]) == node.cpus
+
+
+def parse_hwloc(text: str) -> CpuSet:
+    """A set as hwloc writes it: 32-bit groups with 0x, an empty one for 0."""
+    groups = [int(group or "0", 16) for group in text.split(",")]
+    return CpuSet.parse_mask(",".join(f"{group:08x}" for group in groups))
