@@ -54,7 +54,7 @@ render: $(VENV)/.installed
 	fi
 
 test: $(VENV)/.installed-dev
-	@command -v systemd-analyze >/dev/null || { $(call apt,systemd); } || echo "Tests that ask systemd-analyze are skipped" >&2
+	@{ command -v systemd-analyze && command -v lstopo-no-graphics; } >/dev/null || { $(call apt,systemd hwloc-nox); } || echo "Tests that ask systemd-analyze or lstopo are skipped" >&2
 	$(bin)/pytest --ignore=tests/vm -n logical --maxprocesses=8 --dist=loadgroup $(PYTEST_ARGS)
 
 test-vm: $(VENV)/.installed-dev

@@ -86,6 +86,7 @@ def test_discovery_finds_the_facts(facts: HostFacts) -> None:
     assert machine.online_cpus == online
     assert machine.offline_cpus >= facts.offline_cpus
     assert machine.isolated_cpus & online == facts.isolated_cpus & online
+    assert machine.ceiling_cpus == next((one.cpus for one in facts.cgroups), online)
     assert {core.cpus for core in machine.cores} == {
         core & online for core in facts.cores() if core & online
     }

@@ -14,6 +14,8 @@ from provisioner.discovery import discover
 from provisioner.errors import InputError
 from provisioner.facts import build_tree, check_facts
 from provisioner.idset import CpuSet
+from provisioner.planner import make_plan
+from provisioner.request import PlacementRequest
 from provisioner.samples import list_samples, read_sample
 from provisioner.topology import Machine
 from tests.trees import write_tree
@@ -133,6 +135,17 @@ def test_ascend_8npu() -> None:
     machine = machine_of("ascend-8npu")
     assert [len(node.cpus) for node in machine.nodes] == [24] * 8
     assert len(machine.cores) == 192
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "ascend-8npu"])
+def test_sample_can_be_planned(name: str) -> None:
+    """A sample is planned without a request: each card is a rank on its own node's cores."""
+    machine = machine_of(name)
+    (service,) = make_plan(machine, PlacementRequest()).services
+    assert [str(rank.cpu_nodes) for rank in service.ranks] == [
+        str(node) for node in card_nodes(machine)
+    ]
+    assert all(rank.cpus and rank.memory_nodes for rank in service.ranks)
 
 
 @pytest.mark.skipif(not shutil.which("lstopo-no-graphics"), reason="hwloc is not installed")
