@@ -6,12 +6,13 @@ lines. What is not ours is neither written over nor removed, unless the caller i
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,9 +79,10 @@ def write_files(
     """
     base = Path(directory)
     try:
-        found = _find(files, base, force)
-        stale = [name for name in _find_made(base) if name not in files]
-        _replace(files, base, found, stale)
+        with _locked(base):
+            found = _find(files, base, force)
+            stale = [name for name in _find_made(base) if name not in files]
+            _replace(files, base, found, stale)
     except OSError as error:
         place = error.filename2 or error.filename or base
         raise WriteError(
@@ -91,6 +93,24 @@ def write_files(
         unchanged=tuple(name for name, file in files.items() if found[name].holds(file)),
         removed=tuple(name for name in stale if not _is_temporary(name)),
     )
+
+
+@contextmanager
+def _locked(base: Path) -> Iterator[None]:
+    """Holds the one lock for writing a folder: two runs at once would mix their files.
+
+    It is on the folder above, which is there before and after, and goes with the process.
+    Source: flock(2).
+    """
+    above = base.absolute().parent
+    while not above.is_dir():
+        above = above.parent
+    fd = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def check_files(files: Mapping[str, RenderedFile], directory: str | os.PathLike[str]) -> str:

@@ -16,6 +16,7 @@ from provisioner.errors import EXIT_USAGE, InputError, ParseError, Problem, Prob
 from provisioner.idset import CpuSet, IdSet
 from provisioner.plan import Plan
 from provisioner.request import PlacementRequest, ServiceRequest, check_request
+from provisioner.topology import Machine
 
 SCHEMA = "provision.plan/1"
 
@@ -129,6 +130,11 @@ def _check_plan(plan: Plan) -> list[Problem]:
                 refuse(
                     f"{where}: rank {number} has no memory nodes: expected at least one in mode '{service.memory}'"
                 )
+    if not plan.reserved_cpus.isdisjoint(plan.unassigned_cpus):
+        refuse(
+            f"CPUs {plan.reserved_cpus & plan.unassigned_cpus} are in reserved_cpus and in "
+            "unassigned_cpus: expected no CPU twice"
+        )
     taken: list[tuple[str, CpuSet]] = [
         ("reserved_cpus", plan.reserved_cpus),
         ("unassigned_cpus", plan.unassigned_cpus),
@@ -141,4 +147,55 @@ def _check_plan(plan: Plan) -> list[Problem]:
                     f"CPUs {both} are in service '{service.name}' and in {name}: expected no CPU twice"
                 )
         taken.append((f"service '{service.name}'", service.cpus))
+    return problems
+
+
+def check_plan(plan: Plan, machine: Machine) -> list[Problem]:
+    """What an edit by hand may have made impossible on the machine that the plan is for."""
+    problems: list[Problem] = []
+    cards = {card.name: card for card in machine.accelerators}
+
+    def refuse(message: str) -> None:
+        problems.append(Problem("bad_plan", message, "Make the plan again with provision render"))
+
+    for name, cpus in (
+        ("reserved_cpus", plan.reserved_cpus),
+        ("unassigned_cpus", plan.unassigned_cpus),
+    ):
+        if not cpus <= machine.ceiling_cpus:
+            refuse(f"{name} is {cpus}: expected CPUs of {machine.ceiling_cpus}")
+    if plan.confine and not plan.system_cpus:
+        refuse("confine is set, and there is no reserved or unassigned CPU to confine to")
+    seen: set[str] = set()
+    for service in plan.services:
+        if not service.ranks:
+            refuse(f"service '{service.name}' has no ranks: expected at least one")
+        for rank in service.ranks:
+            where = f"service '{service.name}' rank {rank.rank}"
+            if not rank.cpus <= machine.ceiling_cpus:
+                refuse(f"{where}: cpus is {rank.cpus}: expected CPUs of {machine.ceiling_cpus}")
+            elif rank.main_cores != len(machine.cores_of(rank.main_cpus)):
+                refuse(
+                    f"{where}: main_cores is {rank.main_cores}: "
+                    f"expected {len(machine.cores_of(rank.main_cpus))}, those of main_cpus"
+                )
+            if not rank.memory_nodes <= machine.allowed_nodes:
+                refuse(
+                    f"{where}: memory_nodes is {rank.memory_nodes}: expected nodes of {machine.allowed_nodes}"
+                )
+            if not rank.cpu_nodes <= machine.cpu_nodes:
+                refuse(
+                    f"{where}: cpu_nodes is {rank.cpu_nodes}: expected nodes of {machine.cpu_nodes}"
+                )
+            found = [cards.get(device) for device in rank.devices]
+            indexes = tuple(card.index for card in found if card is not None)
+            vendors = {card.vendor for card in found if card is not None}
+            if not found or indexes != rank.device_indexes or vendors != {rank.vendor}:
+                refuse(
+                    f"{where}: devices, device_indexes and vendor do not name cards of this machine: "
+                    f"found {', '.join(shorten(device) for device in rank.devices) or 'none'}"
+                )
+            if seen & set(rank.devices):
+                refuse(f"{where}: a card of it is in another rank too: expected each card once")
+            seen |= set(rank.devices)
     return problems

@@ -148,7 +148,8 @@ def _choose_cards(
             Problem(
                 "no_card",
                 "no accelerator was found: neither NVIDIA's driver, nor the PCI bus, nor /dev names one",
-                "Check with lspci that the card is there; other vendors' cards are not known yet",
+                "Check with lspci that the card is there (other vendors' cards are not known yet), or try "
+                "--sample two-socket-8gpu, or --root with another host's recording",
             )
         )
         return []
@@ -231,7 +232,7 @@ def _check_memory(
     needs = [
         (rank.memory_nodes, asked.memory_need_bytes, f"{service.name} rank {rank.rank}")
         for asked, service in zip(request.services, services, strict=True)
-        if asked.memory == "bind" and asked.memory_need_bytes is not None
+        if asked.memory_need_bytes is not None
         for rank in service.ranks
     ]
     problems: list[Problem] = []
@@ -256,7 +257,7 @@ def _check_memory(
                     "memory_too_small",
                     f"NUMA node {nodes} is too small: {names} need {total} bytes ({_gib(total)}) together, "
                     f"and it has {room} ({_gib(room)})",
-                    'Lower memory_need=, put fewer ranks there, or set memory = "prefer"',
+                    "Lower memory_need=, put fewer ranks there, or leave memory_need= out",
                 )
             )
     return problems

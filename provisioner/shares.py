@@ -65,12 +65,11 @@ def find_places(machine: Machine, stated: Mapping[str, int]) -> tuple[list[Place
         if isinstance(reason, Place):
             places.append(reason)
             continue
-        node = machine.cpu_nodes.last if machine.cpu_nodes else 0
         problems.append(
             Problem(
                 reason.code,
                 f"GPU {card.name}: {reason.message}",
-                f'State it in provision.toml: [locality] "{card.name}" = {node}',
+                f'State it in provision.toml: [locality] "{card.name}" = NODE, the id of its NUMA node',
             )
         )
     return places, problems

@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from provisioner.errors import ProblemsError
+from provisioner.discovery import discover
+from provisioner.errors import ProblemsError, TopologyError
 from provisioner.facts.values import BridgeFacts, CardFacts, NicFacts
 from provisioner.fingerprint import machine_fingerprint
 from provisioner.idset import CpuSet
 from provisioner.pci import PciAddress
-from provisioner.planfile import format_plan, parse_plan
+from provisioner.planfile import check_plan, format_plan, parse_plan
 from provisioner.planner import make_plan
 from provisioner.request import PlacementRequest, ServiceRequest
+from provisioner.root import MemoryRoot
 from tests.hosts import cpus_of, make_host, note_codes, plan_for, ranks_of
 
 TWO_NODES = {0: "0-7,16-23", 1: "8-15,24-31"}
@@ -357,7 +359,7 @@ def test_memory_need_counts_all_ranks_of_a_node() -> None:
     assert problem.code == "memory_too_small"
     assert "66.0 GiB" in problem.message
     assert "64.0 GiB" in problem.message
-    assert cpus_of(plan_for(machine, memory_need_bytes=33 << 30, memory="prefer"))
+    assert problems_of(machine, memory_need_bytes=33 << 30, memory="prefer") == ["memory_too_small"]
 
 
 def test_memory_off_names_no_node() -> None:
@@ -495,3 +497,41 @@ def test_fingerprint_does_not_survive_a_change(change: str) -> None:
         "isolated": lambda: make_host(TWO_NODES, [0, 1], stride=16, isolated_cpus=CpuSet([1])),
     }[change]()
     assert machine_fingerprint(before) != machine_fingerprint(after)
+
+
+@pytest.mark.parametrize(
+    "old, new, found",
+    [
+        ('pus": "0-7,16-23"', 'pus": "500-510"', "expected CPUs of 0-31"),
+        ('"memory_nodes": "0"', '"memory_nodes": "9"', "memory_nodes is 9"),
+        ('"cpu_nodes": "0"', '"cpu_nodes": "9"', "cpu_nodes is 9"),
+        ('"main_cores": 8', '"main_cores": -5', "main_cores is -5"),
+        ('"device_indexes": [\n      0', '"device_indexes": [\n      7', "do not name cards"),
+        ('"vendor": "nvidia"', '"vendor": "evil"', "do not name cards"),
+        ('"confine": false', '"confine": true', "confine is set"),
+        ('"0000:18:00.0"', '"0000:10:00.0"', "in another rank too"),
+        ('"reserved_cpus": ""', '"reserved_cpus": "900"', "reserved_cpus is 900"),
+    ],
+)
+def test_plan_that_its_machine_can_not_have(old: str, new: str, found: str) -> None:
+    """A plan edited into what its machine does not have is refused, each fault named."""
+    machine = make_host(TWO_NODES, [0, 1], stride=16)
+    text = format_plan(plan_for(machine))
+    assert old in text
+    problems = check_plan(parse_plan(text.replace(old, new), "plan.json"), machine)
+    assert any(found in problem.message for problem in problems), problems
+    assert check_plan(parse_plan(text, "plan.json"), machine) == []
+
+
+def test_core_on_two_nodes_is_a_contradiction() -> None:
+    """SMT siblings on different NUMA nodes are no machine's, and nothing is planned on them."""
+    machine_files = {
+        "sys/devices/system/cpu/online": "0-1",
+        "sys/devices/system/node/node0/cpulist": "0",
+        "sys/devices/system/node/node1/cpulist": "1",
+    }
+    machine_files |= {
+        f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list": "0-1" for cpu in (0, 1)
+    }
+    with pytest.raises(TopologyError, match="SMT sibling 0 on 0"):
+        discover(MemoryRoot("made", machine_files))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -67,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with its status."""
     # A command is short, and looking for garbage while modules load is a twentieth of its time.
     gc.set_threshold(100_000)
+    # A closed stream is None in Python; what is said to it goes nowhere.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+_MAX_BYTES = 16 << 20
 _POLICIES = ("exclusive", "node", "llc", "card-range")
 
 
@@ -178,12 +179,16 @@ def read_input(path: str) -> tuple[str, str]:
     place = "<stdin>" if path == "-" else path
     try:
         if path == "-":
-            data = sys.stdin.buffer.read()
+            if sys.stdin is None:
+                raise InputError(f"{place}: standard input is closed")
+            data = sys.stdin.buffer.read(_MAX_BYTES + 1)
         else:
             with open(path, "rb") as file:
-                data = file.read()
+                data = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise InputError(f"{place}: can't be read: {error.strerror}") from error
+    if len(data) > _MAX_BYTES:
+        raise InputError(f"{place}: is over {_MAX_BYTES} bytes: no plan and no provision.toml is")
     try:
         return data.decode("utf-8"), place
     except UnicodeDecodeError as error:

@@ -118,9 +118,9 @@ def read_or_make_plan(
         request = make_request(options)
         machine = read_machine(root, sample, within)
         return machine, make_plan(machine, request)
-    from provisioner.errors import ForeignSystemError
+    from provisioner.errors import EXIT_USAGE, ForeignSystemError, Problem, ProblemsError
     from provisioner.fingerprint import machine_fingerprint
-    from provisioner.planfile import parse_plan
+    from provisioner.planfile import check_plan, parse_plan
 
     given = [name for name, value in options.items() if value is not None and value != ()]
     if given:
@@ -133,6 +133,12 @@ def read_or_make_plan(
             f"{plan_file}: the plan is for another machine: its fingerprint is {plan.fingerprint}, "
             f"and this machine's is {found}",
             "Plan again on this machine, or give the plan's machine with --root",
+        )
+    problems = check_plan(plan, machine)
+    if problems:
+        raise ProblemsError(
+            [Problem(one.code, f"{plan_file}: {one.message}", one.hint) for one in problems],
+            exit_status=EXIT_USAGE,
         )
     return machine, plan
 
@@ -185,6 +191,7 @@ def _print_reasons(machine: Machine, plan: Plan) -> None:
                 evidence = (
                     locality.evidence
                     if isinstance(locality, Locality)
+                    and "by_locality" not in {note.code for note in rank.notes}
                     else "stated by the operator"
                 )
                 print_line(

@@ -16,9 +16,10 @@ from provisioner.discovery.nics import find_nics
 from provisioner.discovery.nodes import find_nodes
 from provisioner.discovery.nvidia import find_nvidia_cards
 from provisioner.discovery.pcibus import PciBus
+from provisioner.errors import TopologyError
 from provisioner.idset import NodeSet
 from provisioner.root import Root
-from provisioner.sysfs import read_cpu_set, read_numa_balancing
+from provisioner.sysfs import describe_cpu, read_cpu_set, read_numa_balancing
 from provisioner.topology import Machine
 
 
@@ -45,6 +46,12 @@ def discover(root: Root, within: str = WITHIN_ROOT) -> Machine:
         oddities,
     )
     node_of = {cpu: node.id for node in nodes.nodes for cpu in node.cpus}
+    for row in cpu_table.rows:
+        if node_of.get(row.id) != node_of.get(row.core):
+            raise TopologyError(
+                f"{describe_cpu(root, row.id)}: CPU {row.id} is on NUMA node {node_of.get(row.id)} and its "
+                f"SMT sibling {row.core} on {node_of.get(row.core)}: expected one node for a core",
+            )
     nics = find_nics(root, bus)
     hierarchies = find_hierarchies(root)
     return Machine(
