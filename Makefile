@@ -85,7 +85,7 @@ $(VENV)/.made:
 		done
 	}
 	python=$$(find_python)
-	if [ -z "$$python" ]; then
+	if [ -z "$$python" ] && [ -z "$(PYTHON)" ]; then
 		$(call apt,python3-venv)
 		python=$$(find_python)
 	fi
