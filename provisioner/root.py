@@ -60,7 +60,7 @@ class DirectoryRoot:
     __slots__ = ("_base", "_is_live", "_prefix")
 
     def __init__(self, path: str | os.PathLike[str] = "/") -> None:
-        """Raises InputError if there is no such folder, or neither sys nor proc is in it."""
+        """Raises InputError if there is no such folder or none that can be read, or it has no sys and proc."""
         text = os.fspath(path)
         if not os.path.isdir(text):
             found = "is no folder" if os.path.lexists(text) else "does not exist"
@@ -69,7 +69,10 @@ class DirectoryRoot:
         self._is_live = self._base == "/"
         self._prefix = self._base.rstrip("/") + "/"
         if not any(os.path.isdir(self._prefix + name) for name in ("sys", "proc")):
-            names = ", ".join(sorted(os.listdir(self._base))[:5]) or "nothing"
+            try:
+                names = ", ".join(sorted(os.listdir(self._base))[:5]) or "nothing"
+            except OSError as error:
+                raise ReadError(f"root '{text}': can't be read: {error.strerror}") from error
             raise InputError(
                 f"root '{text}' holds no machine: found {names}, expected the folders sys and proc",
                 "Give the folder that the recorded /sys and /proc were unpacked into",

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -142,17 +143,31 @@ def test_unreadable_file(tree: Path) -> None:
     for folder in (tree, *tree.parents):
         if folder.stat().st_mode & 0o005 != 0o005 and folder != Path("/"):
             folder.chmod(folder.stat().st_mode | 0o005)
+    told = refused_to_nobody(f"discover(DirectoryRoot({str(tree)!r}))")
+    assert told == f"{path}: can't be opened: Permission denied\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_unreadable_root() -> None:
+    """A root that the user may not look into is named, with the system's reason."""
+    with tempfile.TemporaryDirectory() as name:  # 0700, below a folder that everybody may enter
+        told = refused_to_nobody(f"DirectoryRoot({name!r})")
+    assert told == f"root '{name}': can't be read: Permission denied\n"
+
+
+def refused_to_nobody(call: str) -> str:
+    """What an unprivileged user's call is refused with: the message of its ReadError."""
     code = (
-        f"import sys, os; sys.path[:] = {[str(Path(__file__).parents[1]), *sys.path]!r}\n"
+        f"import os, sys; sys.path[:] = {[str(Path(__file__).parents[1]), *sys.path]!r}\n"
         "from provisioner.discovery import discover\n"
-        "from provisioner.root import DirectoryRoot\n"
         "from provisioner.errors import ReadError\n"
+        "from provisioner.root import DirectoryRoot\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        f"try: discover(DirectoryRoot({str(tree)!r}))\n"
+        f"try: {call}\n"
         "except ReadError as error: print(error.message)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == f"{path}: can't be opened: Permission denied\n", done.stderr
+    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("target", ["/etc/hostname", "../../../../../../../../../../etc/hostname"])
