@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from provisioner.idset import CpuSet, NodeSet, union_cpus, union_nodes
 from provisioner.request import MemoryMode, Visible, WorkerRequest
+from provisioner.topology import NodeSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Rank:
     nics: tuple[str, ...]  # RDMA devices nearest to its cards
     alignment: Alignment
     notes: tuple[Note, ...] = ()
+    node_sources: tuple[NodeSource, ...] = ()  # what said each card's NUMA node, as `devices`
 
 
 @dataclass(frozen=True, slots=True)

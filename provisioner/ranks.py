@@ -84,6 +84,7 @@ class RankBuilder(NamedTuple):
             rank_notes(
                 machine, self.request, service, number, places, cpus, cpu_nodes, lent, memory_nodes
             ),
+            tuple(place.locality.source for place in places),
         )
 
     def _cpus(self, cores: Sequence[Core], share: CpuSet) -> CpuSet:

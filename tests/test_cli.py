@@ -91,6 +91,14 @@ def test_verbose_says_where_facts_came_from(capsys: Capture, tree: Path) -> None
     assert "whole cores yes, local yes" in out
 
 
+def test_verbose_says_which_card_was_stated(capsys: Capture) -> None:
+    """Of a rank's cards only those whose node the operator stated are said to be stated."""
+    pair = ("--devices-per-rank", "2", "--locality", "0000:1a:00.0=0", "--verbose")
+    _, out, _ = call(capsys, "plan", "--sample", "two-socket-8gpu", *pair)
+    assert "card 0000:1a:00.0 is on node 0: stated by the operator" in out
+    assert "card 0000:2c:00.0 is on node 0: its numa_node is 0" in out
+
+
 def test_plan_table_and_notes(capsys: Capture) -> None:
     """A person sees each rank's cores, and what is not ideal as a sentence with a hint."""
     status, out, err = call(capsys, "plan", "--sample", "uneven-5-3")

@@ -127,6 +127,18 @@ def test_node_that_does_not_exist() -> None:
     assert problems_of(make_host(TWO_NODES, [5, 1], stride=16)) == ["no_such_node"]
 
 
+def test_plan_records_what_said_each_node() -> None:
+    """For each card of a rank the plan records which evidence spoke for its NUMA node."""
+    machine = make_host(TWO_NODES, [0, 1, 1, 0], stride=16)
+    stated = machine.accelerators[2].name
+    plan = plan_for(machine, devices_per_rank=2, locality={stated: 0})
+    assert [rank.node_sources for rank in ranks_of(plan)] == [
+        ("numa_node", "numa_node"),
+        ("locality", "numa_node"),
+    ]
+    assert parse_plan(format_plan(plan), "plan.json") == plan
+
+
 # 2 CPU node and 3 memory nodes --------------------------------------------------------------------
 
 

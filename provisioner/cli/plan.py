@@ -186,12 +186,13 @@ def _print_reasons(machine: Machine, plan: Plan) -> None:
     addresses = {card.name: card.address for card in machine.accelerators}
     for service in plan.services:
         for rank in service.ranks:
+            sources = dict(zip(rank.devices, rank.node_sources, strict=False))
             for device in rank.devices:
+                stated = sources.get(device) == "locality"
                 locality = find_locality(machine, addresses.get(device))
                 evidence = (
                     locality.evidence
-                    if isinstance(locality, Locality)
-                    and "by_locality" not in {note.code for note in rank.notes}
+                    if isinstance(locality, Locality) and not stated
                     else "stated by the operator"
                 )
                 print_line(
