@@ -75,12 +75,8 @@ def parse_plan(text: str, place: str) -> Plan:
         raise InputError(
             f"{place}: {error}", "Make the plan again with provision render"
         ) from error
-    problems = _check_plan(plan)
-    if problems:
-        raise ProblemsError(
-            [Problem(one.code, f"{place}: {one.message}", one.hint) for one in problems],
-            exit_status=EXIT_USAGE,
-        )
+    problems = _check_form(plan)
+    _raise(problems, place)
     return plan
 
 
@@ -92,7 +88,7 @@ def _decode_set(wanted: type, value: object) -> object:
     raise NotImplementedError(wanted.__name__)
 
 
-def _check_plan(plan: Plan) -> list[Problem]:
+def _check_form(plan: Plan) -> list[Problem]:
     """What an edit by hand may have broken; unit names are made from names in here."""
     asked = PlacementRequest(
         services=tuple(
@@ -102,38 +98,45 @@ def _check_plan(plan: Plan) -> list[Problem]:
     )
     problems = check_request(asked)
 
-    def refuse(message: str) -> None:
-        problems.append(Problem("bad_plan", message, "Make the plan again with provision render"))
-
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", plan.fingerprint):
-        refuse(f"fingerprint is '{shorten(plan.fingerprint)}': expected sha256: and 64 hex digits")
+        _refuse(
+            problems,
+            f"fingerprint is '{shorten(plan.fingerprint)}': expected sha256: and 64 hex digits",
+        )
     for service in plan.services:
         where = f"service '{shorten(service.name)}'"
         if service.slice != f"{service.name}.slice":
-            refuse(f"{where}: slice is '{shorten(service.slice)}': expected '{service.name}.slice'")
+            _refuse(
+                problems,
+                f"{where}: slice is '{shorten(service.slice)}': expected '{service.name}.slice'",
+            )
         for number, rank in enumerate(service.ranks):
             expected = f"{service.name}-rank{number}.slice"
             if rank.rank != number or rank.slice != expected:
-                refuse(
+                _refuse(
+                    problems,
                     f"{where}: rank {rank.rank} has slice '{shorten(rank.slice)}': "
-                    f"expected rank {number} with '{expected}'"
+                    f"expected rank {number} with '{expected}'",
                 )
             if not rank.cpus:
-                refuse(f"{where}: rank {number} has no CPUs: expected at least one")
+                _refuse(problems, f"{where}: rank {number} has no CPUs: expected at least one")
             if rank.main_cpus | rank.compile_cpus != rank.cpus or not rank.main_cpus.isdisjoint(
                 rank.compile_cpus
             ):
-                refuse(
-                    f"{where}: rank {number}: main_cpus and compile_cpus are no partition of cpus {rank.cpus}"
+                _refuse(
+                    problems,
+                    f"{where}: rank {number}: main_cpus and compile_cpus are no partition of cpus {rank.cpus}",
                 )
             if service.memory != "off" and not rank.memory_nodes:
-                refuse(
-                    f"{where}: rank {number} has no memory nodes: expected at least one in mode '{service.memory}'"
+                _refuse(
+                    problems,
+                    f"{where}: rank {number} has no memory nodes: expected at least one in mode '{service.memory}'",
                 )
     if not plan.reserved_cpus.isdisjoint(plan.unassigned_cpus):
-        refuse(
+        _refuse(
+            problems,
             f"CPUs {plan.reserved_cpus & plan.unassigned_cpus} are in reserved_cpus and in "
-            "unassigned_cpus: expected no CPU twice"
+            "unassigned_cpus: expected no CPU twice",
         )
     taken: list[tuple[str, CpuSet]] = [
         ("reserved_cpus", plan.reserved_cpus),
@@ -143,59 +146,85 @@ def _check_plan(plan: Plan) -> list[Problem]:
         for name, cpus in taken:
             both = cpus & service.cpus
             if both:
-                refuse(
-                    f"CPUs {both} are in service '{service.name}' and in {name}: expected no CPU twice"
+                _refuse(
+                    problems,
+                    f"CPUs {both} are in service '{service.name}' and in {name}: expected no CPU twice",
                 )
         taken.append((f"service '{service.name}'", service.cpus))
     return problems
 
 
-def check_plan(plan: Plan, machine: Machine) -> list[Problem]:
-    """What an edit by hand may have made impossible on the machine that the plan is for."""
+def check_plan(plan: Plan, machine: Machine, place: str) -> None:
+    """Holds a plan that was read against the machine that it is for.
+
+    Raises ProblemsError with everything that an edit by hand has made impossible there; `place` is
+    the file's name for messages.
+    """
     problems: list[Problem] = []
     cards = {card.name: card for card in machine.accelerators}
-
-    def refuse(message: str) -> None:
-        problems.append(Problem("bad_plan", message, "Make the plan again with provision render"))
 
     for name, cpus in (
         ("reserved_cpus", plan.reserved_cpus),
         ("unassigned_cpus", plan.unassigned_cpus),
     ):
         if not cpus <= machine.ceiling_cpus:
-            refuse(f"{name} is {cpus}: expected CPUs of {machine.ceiling_cpus}")
+            _refuse(problems, f"{name} is {cpus}: expected CPUs of {machine.ceiling_cpus}")
     if plan.confine and not plan.system_cpus:
-        refuse("confine is set, and there is no reserved or unassigned CPU to confine to")
+        _refuse(
+            problems, "confine is set, and there is no reserved or unassigned CPU to confine to"
+        )
     seen: set[str] = set()
     for service in plan.services:
         if not service.ranks:
-            refuse(f"service '{service.name}' has no ranks: expected at least one")
+            _refuse(problems, f"service '{service.name}' has no ranks: expected at least one")
         for rank in service.ranks:
             where = f"service '{service.name}' rank {rank.rank}"
             if not rank.cpus <= machine.ceiling_cpus:
-                refuse(f"{where}: cpus is {rank.cpus}: expected CPUs of {machine.ceiling_cpus}")
+                _refuse(
+                    problems,
+                    f"{where}: cpus is {rank.cpus}: expected CPUs of {machine.ceiling_cpus}",
+                )
             elif rank.main_cores != len(machine.cores_of(rank.main_cpus)):
-                refuse(
+                _refuse(
+                    problems,
                     f"{where}: main_cores is {rank.main_cores}: "
-                    f"expected {len(machine.cores_of(rank.main_cpus))}, those of main_cpus"
+                    f"expected {len(machine.cores_of(rank.main_cpus))}, those of main_cpus",
                 )
             if not rank.memory_nodes <= machine.allowed_nodes:
-                refuse(
-                    f"{where}: memory_nodes is {rank.memory_nodes}: expected nodes of {machine.allowed_nodes}"
+                _refuse(
+                    problems,
+                    f"{where}: memory_nodes is {rank.memory_nodes}: expected nodes of {machine.allowed_nodes}",
                 )
             if not rank.cpu_nodes <= machine.cpu_nodes:
-                refuse(
-                    f"{where}: cpu_nodes is {rank.cpu_nodes}: expected nodes of {machine.cpu_nodes}"
+                _refuse(
+                    problems,
+                    f"{where}: cpu_nodes is {rank.cpu_nodes}: expected nodes of {machine.cpu_nodes}",
                 )
             found = [cards.get(device) for device in rank.devices]
             indexes = tuple(card.index for card in found if card is not None)
             vendors = {card.vendor for card in found if card is not None}
             if not found or indexes != rank.device_indexes or vendors != {rank.vendor}:
-                refuse(
+                _refuse(
+                    problems,
                     f"{where}: devices, device_indexes and vendor do not name cards of this machine: "
-                    f"found {', '.join(shorten(device) for device in rank.devices) or 'none'}"
+                    f"found {', '.join(shorten(device) for device in rank.devices) or 'none'}",
                 )
             if seen & set(rank.devices):
-                refuse(f"{where}: a card of it is in another rank too: expected each card once")
+                _refuse(
+                    problems,
+                    f"{where}: a card of it is in another rank too: expected each card once",
+                )
             seen |= set(rank.devices)
-    return problems
+    _raise(problems, place)
+
+
+def _refuse(problems: list[Problem], message: str) -> None:
+    problems.append(Problem("bad_plan", message, "Make the plan again with provision render"))
+
+
+def _raise(problems: list[Problem], place: str) -> None:
+    if problems:
+        raise ProblemsError(
+            [Problem(one.code, f"{place}: {one.message}", one.hint) for one in problems],
+            exit_status=EXIT_USAGE,
+        )

@@ -530,9 +530,11 @@ def test_plan_that_its_machine_can_not_have(old: str, new: str, found: str) -> N
     machine = make_host(TWO_NODES, [0, 1], stride=16)
     text = format_plan(plan_for(machine))
     assert old in text
-    problems = check_plan(parse_plan(text.replace(old, new), "plan.json"), machine)
-    assert any(found in problem.message for problem in problems), problems
-    assert check_plan(parse_plan(text, "plan.json"), machine) == []
+    check_plan(parse_plan(text, "plan.json"), machine, "plan.json")
+    edited = parse_plan(text.replace(old, new), "plan.json")
+    with pytest.raises(ProblemsError, match=r"^plan\.json: ") as caught:
+        check_plan(edited, machine, "plan.json")
+    assert any(found in problem.message for problem in caught.value.problems)
 
 
 def test_core_on_two_nodes_is_a_contradiction() -> None:

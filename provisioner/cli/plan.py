@@ -118,7 +118,7 @@ def read_or_make_plan(
         request = make_request(options)
         machine = read_machine(root, sample, within)
         return machine, make_plan(machine, request)
-    from provisioner.errors import EXIT_USAGE, ForeignSystemError, Problem, ProblemsError
+    from provisioner.errors import ForeignSystemError
     from provisioner.fingerprint import machine_fingerprint
     from provisioner.planfile import check_plan, parse_plan
 
@@ -134,12 +134,7 @@ def read_or_make_plan(
             f"and this machine's is {found}",
             "Plan again on this machine, or give the plan's machine with --root",
         )
-    problems = check_plan(plan, machine)
-    if problems:
-        raise ProblemsError(
-            [Problem(one.code, f"{plan_file}: {one.message}", one.hint) for one in problems],
-            exit_status=EXIT_USAGE,
-        )
+    check_plan(plan, machine, plan_file)
     return machine, plan
 
 

@@ -5,6 +5,8 @@ No accelerator library is used, nor anything that a driver's user space brings.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from provisioner.cgroup import (
     WITHIN_ROOT,
     find_ceiling,
@@ -20,7 +22,7 @@ from provisioner.errors import TopologyError
 from provisioner.idset import NodeSet
 from provisioner.root import Root
 from provisioner.sysfs import describe_cpu, read_cpu_set, read_numa_balancing
-from provisioner.topology import Machine
+from provisioner.topology import Cpu, Machine
 
 
 def discover(root: Root, within: str = WITHIN_ROOT) -> Machine:
@@ -46,12 +48,7 @@ def discover(root: Root, within: str = WITHIN_ROOT) -> Machine:
         oddities,
     )
     node_of = {cpu: node.id for node in nodes.nodes for cpu in node.cpus}
-    for row in cpu_table.rows:
-        if node_of.get(row.id) != node_of.get(row.core):
-            raise TopologyError(
-                f"{describe_cpu(root, row.id)}: CPU {row.id} is on NUMA node {node_of.get(row.id)} and its "
-                f"SMT sibling {row.core} on {node_of.get(row.core)}: expected one node for a core",
-            )
+    _check_cores(root, cpu_table.rows, node_of)
     nics = find_nics(root, bus)
     hierarchies = find_hierarchies(root)
     return Machine(
@@ -70,3 +67,14 @@ def discover(root: Root, within: str = WITHIN_ROOT) -> Machine:
         sources=(*cpu_table.sources, *nodes.sources),
         oddities=tuple(oddities),
     )
+
+
+def _check_cores(root: Root, rows: Sequence[Cpu], node_of: Mapping[int, int]) -> None:
+    """Raises TopologyError for a core whose SMT siblings are on different NUMA nodes."""
+    for row in rows:
+        own, first = node_of.get(row.id), node_of.get(row.core)
+        if own != first:
+            raise TopologyError(
+                f"{describe_cpu(root, row.id)}: CPU {row.id} is on NUMA node {own} and its SMT sibling "
+                f"{row.core} on {first}: expected one node for a core",
+            )
