@@ -59,7 +59,7 @@ test: $(VENV)/.installed-dev
 
 test-vm: $(VENV)/.installed-dev
 	@for tool in cpio mmdebstrap qemu-system-x86_64 zstd; do command -v $$tool >/dev/null || { $(call apt,$(vm_packages)); break; }; done
-	PROVISION_VM=1 $(bin)/pytest tests/vm $(PYTEST_ARGS)
+	PROVISION_VM=1 $(bin)/pytest tests/vm -n logical --maxprocesses=4 --dist=loadgroup $(PYTEST_ARGS)
 
 bench: $(VENV)/.installed-dev
 	@$(bin)/python -m bench.render

@@ -85,6 +85,16 @@ class ForeignSystemError(ProvisionError):
     code = "foreign_system"
 
 
+class BusError(ProvisionError):
+    """Systemd can't be reached, or refused what it was asked for; `name` says which error it was."""
+
+    code = "systemd"
+
+    def __init__(self, message: str, hint: str = "", *, name: str = "") -> None:
+        super().__init__(message, hint)
+        self.name = name  # e.g. 'AccessDenied': the last part of the D-Bus error's name
+
+
 class WriteError(ProvisionError):
     """An output could not be written; what stood there before still stands."""
 

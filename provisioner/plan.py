@@ -60,6 +60,7 @@ class Service:
     memory: MemoryMode
     visible_devices: Visible
     worker: WorkerRequest | None
+    memory_need_bytes: int | None = None  # that each rank needs on its nodes; None: not stated
 
     @property
     def cpus(self) -> CpuSet:

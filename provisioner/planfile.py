@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from provisioner.errors import EXIT_USAGE, InputError, ParseError, Problem, ProblemsError, shorten
 from provisioner.idset import CpuSet, IdSet
@@ -19,6 +19,8 @@ from provisioner.request import PlacementRequest, ServiceRequest, check_request
 from provisioner.topology import Machine
 
 SCHEMA = "provision.plan/1"
+
+_T = TypeVar("_T")
 
 
 def to_json(value: object) -> Any:
@@ -55,8 +57,6 @@ def parse_plan(text: str, place: str) -> Plan:
         InputError: it is no JSON, another schema, or a value is of the wrong type.
         ProblemsError: its values contradict each other, as after an edit by hand.
     """
-    import msgspec
-
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -69,15 +69,23 @@ def parse_plan(text: str, place: str) -> Plan:
             f"{place}: is no plan: schema is {str(schema)[:60]!r}, expected '{SCHEMA}'",
             "Give the plan.json that provision render wrote",
         )
-    try:
-        plan = msgspec.convert(raw, Plan, dec_hook=_decode_set)
-    except (msgspec.ValidationError, ParseError) as error:
-        raise InputError(
-            f"{place}: {error}", "Make the plan again with provision render"
-        ) from error
+    plan = decode(raw, Plan, place, "Make the plan again with provision render")
     problems = _check_form(plan)
     _raise(problems, place)
     return plan
+
+
+def decode(raw: object, kind: type[_T], place: str, hint: str) -> _T:
+    """JSON's own types as a value of ours, unknown keys forgiven.
+
+    Raises InputError, with the place of what is of the wrong type.
+    """
+    import msgspec
+
+    try:
+        return msgspec.convert(raw, kind, dec_hook=_decode_set)
+    except (msgspec.ValidationError, ParseError) as error:
+        raise InputError(f"{place}: {error}", hint) from error
 
 
 def _decode_set(wanted: type, value: object) -> object:

@@ -40,6 +40,7 @@ class RankBuilder(NamedTuple):
             service.memory,
             service.visible_devices,
             service.worker,
+            service.memory_need_bytes,
         )
 
     def _rank(

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     import jinja2
 
 PLAN_FILE = "plan.json"
-PLAN_PATH = "/etc/provision/plan.json"  # where apply puts it
+FOLDER = "/etc/provision"  # where apply puts what is no unit
 
 _MARK = "Made by provision "
 _SCHEMA = "provision.plan/"
 
 # The system's own units that confinement keeps off the ranks' CPUs, and the section of each.
 # Source: systemd.special(7); other top-level slices are the operator's.
-_CONFINED = (
+CONFINED = (
     ("system.slice", "Slice"),
     ("user.slice", "Slice"),
     ("machine.slice", "Slice"),
@@ -46,7 +46,7 @@ _CONFINED = (
 )
 
 # NCCL: set, its threads leave the rank's CPUs for those that it finds near to the card.
-_UNSET = "NCCL_IGNORE_CPU_AFFINITY"
+UNSET = "NCCL_IGNORE_CPU_AFFINITY"
 
 
 class RenderedFile(NamedTuple):
@@ -75,12 +75,13 @@ DEVICE_VARIABLES: Mapping[str, DeviceVariables] = {
 }
 
 
-def render(plan: Plan, plan_text: str) -> dict[str, RenderedFile]:
+def render(plan: Plan, plan_text: str, folder: str = FOLDER) -> dict[str, RenderedFile]:
     """Every file of a plan by its name, `/` between folder and file; plan.json comes first.
 
     Args:
         plan: what is rendered.
         plan_text: the text of its plan.json.
+        folder: where plan.json and the environment files will lie, as units and wrapper name it.
 
     Raises:
         InputError: a value can't be written where it belongs, or two files would have one name.
@@ -95,11 +96,11 @@ def render(plan: Plan, plan_text: str) -> dict[str, RenderedFile]:
     for service in plan.services:
         files |= _render_slices(service, header)
         if service.worker is not None:
-            files |= _render_worker(service, service.worker, header)
-        files |= _render_environments(plan, service, header)
-        files[f"{service.name}-run"] = _render_wrapper(service, header)
+            files |= _render_worker(service, service.worker, header, folder)
+        files |= _render_environments(plan, service, header, folder)
+        files[f"{service.name}-run"] = _render_wrapper(service, header, folder)
     if plan.confine:
-        for unit_name, section in _CONFINED:
+        for unit_name, section in CONFINED:
             files[f"{unit_name}.d/50-provision-confine.conf"] = _fill(
                 "confine.conf.j2",
                 about=(
@@ -119,12 +120,20 @@ def render(plan: Plan, plan_text: str) -> dict[str, RenderedFile]:
     return files
 
 
-def rank_environment(plan: Plan, service: Service, rank: Rank) -> dict[str, str]:
+def rank_environment(
+    plan: Plan, service: Service, rank: Rank, folder: str = FOLDER
+) -> dict[str, str]:
     """The environment of a rank, as its rendered file says it."""
     environment: dict[str, str] = {}
-    for group in _environment_groups(plan, service, rank):
+    for group in _environment_groups(plan, service, rank, folder):
         environment |= group.variables
     return environment
+
+
+def render_program(unit: str, command: tuple[str, ...]) -> RenderedFile:
+    """The drop-in that gives a static service the command to run."""
+    about = (f"{_MARK}for {unit}: the command by the path that it was applied with.",)
+    return _fill("program.conf.j2", about=about, command=command)
 
 
 def is_ours(text: str) -> bool:
@@ -168,7 +177,7 @@ def _render_slices(service: Service, header: tuple[str, ...]) -> dict[str, Rende
 
 
 def _render_worker(
-    service: Service, worker: WorkerRequest, header: tuple[str, ...]
+    service: Service, worker: WorkerRequest, header: tuple[str, ...], folder: str
 ) -> dict[str, RenderedFile]:
     command, directory = _worker_command(worker, service.name)
     files = {
@@ -179,17 +188,18 @@ def _render_worker(
                 f"Starts one rank in its slice, rank 0 by: systemctl start {service.name}@0",
             ),
             name=service.name,
+            folder=folder,
             worker=worker,
             command=command,
             directory=directory,
             # UnsetEnvironment= undoes what EnvironmentFile= says too, so that where the operator
             # sets the variable it must stay out.
-            unset=_UNSET if _UNSET not in worker.environment else None,
+            unset=UNSET if UNSET not in worker.environment else None,
         )
     }
     if service.memory == "prefer":
         for rank in service.ranks:
-            node = _preferred_node(rank)
+            node = preferred_node(rank)
             files[f"{service.name}@{rank.rank}.service.d/10-provision-memory.conf"] = _fill(
                 "memory.conf.j2",
                 about=(
@@ -203,18 +213,18 @@ def _render_worker(
 
 
 def _render_environments(
-    plan: Plan, service: Service, header: tuple[str, ...]
+    plan: Plan, service: Service, header: tuple[str, ...], folder: str
 ) -> dict[str, RenderedFile]:
     about = (*header, "Systemd (EnvironmentFile=) and POSIX shells read it to the same values.")
     return {
         f"{service.name}/rank{rank.rank}.env": _fill(
-            "rank.env.j2", about=about, groups=_environment_groups(plan, service, rank)
+            "rank.env.j2", about=about, groups=_environment_groups(plan, service, rank, folder)
         )
         for rank in service.ranks
     }
 
 
-def _render_wrapper(service: Service, header: tuple[str, ...]) -> RenderedFile:
+def _render_wrapper(service: Service, header: tuple[str, ...], folder: str) -> RenderedFile:
     about = [
         *header,
         "Runs a command as one rank: in the rank's slice, with the rank's environment. Process id,",
@@ -233,22 +243,25 @@ def _render_wrapper(service: Service, header: tuple[str, ...]) -> RenderedFile:
         executable=True,
         about=about,
         service=service,
+        folder=folder,
         rank_range=f"0 to {last}" if last else "0",
         table=[(rank.rank, rank.cpus, rank.memory_nodes if wall else "") for rank in service.ranks],
         kept=[
             (devices.visible, (devices.visible, *devices.fixed, "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
             for devices in (DEVICE_VARIABLES[vendor] for vendor in vendors)
         ],
-        unset=_UNSET,
+        unset=UNSET,
     )
 
 
-def _preferred_node(rank: Rank) -> int:
+def preferred_node(rank: Rank) -> int:
     """The one memory node that a rank's pages go to first: the lowest that has its CPUs too."""
     return (rank.memory_nodes & rank.cpu_nodes or rank.memory_nodes).first
 
 
-def _environment_groups(plan: Plan, service: Service, rank: Rank) -> tuple[VariableGroup, ...]:
+def _environment_groups(
+    plan: Plan, service: Service, rank: Rank, folder: str
+) -> tuple[VariableGroup, ...]:
     """The environment of a rank in the order of its file; a later group wins."""
     devices = DEVICE_VARIABLES.get(rank.vendor)
     # Whom the rank shares the list of visible cards with. Numbers count the cards of one vendor.
@@ -269,7 +282,7 @@ def _environment_groups(plan: Plan, service: Service, rank: Rank) -> tuple[Varia
             {
                 "PROVISION_SERVICE": service.name,
                 "PROVISION_RANK": str(rank.rank),
-                "PROVISION_PLAN": PLAN_PATH,
+                "PROVISION_PLAN": f"{folder}/{PLAN_FILE}",
                 "PROVISION_FINGERPRINT": plan.fingerprint,
             },
         ),

@@ -32,9 +32,10 @@ class Root(Protocol):
     def describe(self, path: str) -> str:
         """The path as a person would have to type it, for messages."""
 
-    def read(self, path: str) -> str | None:
+    def read(self, path: str, *, lossy: bool = False) -> str | None:
         """The text of a file; None if there is none.
 
+        Lossy: bytes that are no text are replaced, as in what processes call themselves.
         Raises ReadError if it is there and is no readable file of text of bounded size.
         """
 
@@ -85,7 +86,7 @@ class DirectoryRoot:
     def describe(self, path: str) -> str:
         return self._prefix + path
 
-    def read(self, path: str) -> str | None:
+    def read(self, path: str, *, lossy: bool = False) -> str | None:
         full = self._prefix + path
         try:
             # Not blocking: a fifo that a tree may hold would hang the open.
@@ -113,7 +114,8 @@ class DirectoryRoot:
             raise ReadError(f"{full}: can't be read: {os.strerror(error.errno or 0)}") from error
         finally:
             os.close(fd)
-        return _decode(b"".join(chunks), full)
+        data = b"".join(chunks)
+        return data.decode("utf-8", "replace") if lossy else _decode(data, full)
 
     def list(self, path: str) -> list[str]:
         full = self._prefix + path
@@ -128,6 +130,10 @@ class DirectoryRoot:
         try:
             self._check_inside(fd, full)
             names = os.listdir(fd)
+        except OSError as error:
+            if _is_unanswered(error) and self._is_live:
+                return []
+            raise ReadError(f"{full}: can't be read: {os.strerror(error.errno or 0)}") from error
         finally:
             os.close(fd)
         if len(names) > MAX_ENTRIES:
@@ -201,7 +207,7 @@ class MemoryRoot:
     def describe(self, path: str) -> str:
         return f"{self.name}:/{path}"
 
-    def read(self, path: str) -> str | None:
+    def read(self, path: str, *, lossy: bool = False) -> str | None:
         text = self._files.get(path)
         if text is None:
             real = self.resolve(path)
@@ -265,7 +271,8 @@ def _leads_out(path: str, target: str) -> ReadError:
 
 
 def _is_unanswered(error: OSError) -> bool:
-    # A device that does not answer makes its attribute fail to read, on a live system only.
+    # A device that does not answer makes its attribute fail to read, and so does a process that has
+    # ended since its file was opened; on a live system only.
     import errno
 
     return error.errno in (
@@ -275,6 +282,7 @@ def _is_unanswered(error: OSError) -> bool:
         errno.EOPNOTSUPP,
         errno.EINVAL,
         errno.ENODATA,
+        errno.ESRCH,
     )
 
 
@@ -295,12 +303,14 @@ def _checked(text: str, full: str) -> str:
     return text
 
 
-def read_parsed(root: Root, path: str, parse: Callable[[str], _T]) -> _T | None:
-    """What `parse` makes of a file's text; None if there is no such file.
+def read_parsed(
+    root: Root, path: str, parse: Callable[[str], _T], *, lossy: bool = False
+) -> _T | None:
+    """What `parse` makes of a file's text, as `Root.read` gives it; None if there is no such file.
 
     Raises ReadError, or the parser's ParseError with the file's path in front.
     """
-    text = root.read(path)
+    text = root.read(path, lossy=lossy)
     if text is None:
         return None
     try:

@@ -174,6 +174,14 @@ def read_node_memory(root: Root, node: int) -> int | None:
     return read_parsed(root, f"{_NODE}/node{node}/meminfo", parse_meminfo)
 
 
+def read_node_available(root: Root, node: int) -> int | None:
+    """What of a node's memory is free or can be freed at once. Unit: bytes.
+
+    Source: nodeN/meminfo: MemFree, the page cache but for shared memory, and SReclaimable.
+    """
+    return read_parsed(root, f"{_NODE}/node{node}/meminfo", parse_available)
+
+
 def read_node_distances(root: Root, node: int) -> tuple[int, ...] | None:
     """nodeN/distance: one number for each online node in ascending order."""
     return read_parsed(root, f"{_NODE}/node{node}/distance", parse_distances)
@@ -229,6 +237,20 @@ def parse_meminfo(text: str) -> int:
     if match is None:
         raise ParseError("has no line 'MemTotal: N kB'")
     return int(match[1]) * 1024
+
+
+_NODE_LINE = re.compile(
+    r"^Node +[0-9]+ +([A-Za-z_()]+): *([0-9]{1,15}) *kB *$", re.ASCII | re.MULTILINE
+)
+
+
+def parse_available(text: str) -> int:
+    """The bytes of a node's meminfo that are free or can be freed at once."""
+    lines = {name: int(kib) * 1024 for name, kib in _NODE_LINE.findall(text)}
+    if "MemFree" not in lines:
+        raise ParseError("has no line 'Node N MemFree: N kB'")
+    names = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
+    return sum(lines.get(name, 0) for name in names)
 
 
 def parse_distances(text: str) -> tuple[int, ...]:

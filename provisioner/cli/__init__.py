@@ -19,6 +19,12 @@ _COMMANDS = {
     "topology": "topology",
     "plan": "plan",
     "render": "render",
+    "apply": "apply",
+    "verify": "verify",
+    "run": "run",
+    "launch": "launch",
+    "status": "status",
+    "undo": "undo",
     "samples": "samples",
 }
 

@@ -79,7 +79,13 @@ def guest_tests(
     path; SECONDS limit the boot with all its checks.
     """
     cases = [
-        pytest.param(suite, name, id=f"{suite.name}-{name}")
+        pytest.param(
+            suite,
+            name,
+            id=f"{suite.name}-{name}",
+            # One boot for all of them, so one process: pytest-xdist's --dist=loadgroup.
+            marks=pytest.mark.xdist_group(f"{script.stem}-{suite.name}"),
+        )
         for suite in suites
         for name in checks(script.read_text())
     ]

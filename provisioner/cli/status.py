@@ -1,0 +1,83 @@
+"""`provision status`: what runs in the plan's slices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from provisioner.cli.console import print_json, print_line, print_table
+
+SCHEMA = "provision.status/1"
+
+
+@click.command("status", epilog="Example: provision status")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (schema provision.status/1).")
+def command(as_json: bool) -> None:
+    """Show what runs in each rank's slice.
+
+    Whether it runs where it should, provision verify says.
+    """
+    from provisioner.cli.live import open_systemd
+    from provisioner.cli.run import read_plan_in_force
+
+    plan, in_force = read_plan_in_force()
+    bus = open_systemd()
+    ranks: list[dict[str, Any]] = []
+    for service in plan.services:
+        for rank in service.ranks:
+            state = bus.unit(rank.slice)
+            units = bus.list_units(
+                f"{service.name}-rank{rank.rank}.service",
+                f"{service.name}-rank{rank.rank}-*.service",
+                f"{service.name}-rank{rank.rank}-*.scope",
+                f"{service.name}@{rank.rank}.service",
+            )
+            ranks.append(
+                {
+                    "service": service.name,
+                    "rank": rank.rank,
+                    "slice": rank.slice,
+                    "slice_state": state.active_state,
+                    "cpus": str(rank.cpus),
+                    "memory_nodes": str(rank.memory_nodes),
+                    "devices": list(rank.devices),
+                    "processes": list(bus.list_processes(rank.slice)),
+                    "units": [
+                        {"name": one.name, "state": one.active_state, "sub_state": one.sub_state}
+                        for one in units
+                    ],
+                }
+            )
+    if as_json:
+        print_json(
+            {
+                "schema": SCHEMA,
+                "mode": in_force.applied.mode,
+                "complete": in_force.applied.complete,
+                "ranks": ranks,
+            }
+        )
+        return
+    several = len(plan.services) > 1
+    print_table(
+        ["RANK", "SLICE", "CPUS", "MEMORY", "CARDS", "PROCESSES", "UNITS"],
+        [
+            [
+                f"{one['service']} {one['rank']}" if several else str(one["rank"]),
+                one["slice_state"],
+                one["cpus"],
+                one["memory_nodes"] or "any",
+                ",".join(one["devices"]),
+                str(len(one["processes"])),
+                ",".join(f"{unit['name']} {unit['sub_state']}" for unit in one["units"]),
+            ]
+            for one in ranks
+        ],
+        wrapped=("CPUS", "UNITS", "CARDS"),
+    )
+    print_line()
+    print_line(
+        f"Applied as {in_force.applied.mode}"
+        + ("." if in_force.applied.complete else ", and interrupted: provision apply finishes it.")
+    )

@@ -1,0 +1,120 @@
+"""Takes back what `apply` did: files and live cgroups as before, and no worker killed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from provisioner.applied import Applied, format_applied
+from provisioner.apply import remembered
+from provisioner.bus import Bus
+from provisioner.cpusets import find_unified
+from provisioner.enforce import (
+    Holder,
+    Wanted,
+    control_drop_ins,
+    is_as_wanted,
+    release,
+    remove_control_drop_ins,
+)
+from provisioner.errors import Problem, ProblemsError
+from provisioner.filestore import (
+    NOTHING,
+    file_entry,
+    look,
+    put,
+    remove_folders,
+    remove_leftovers,
+)
+from provisioner.layout import Layout, slice_cgroup
+from provisioner.render import RenderedFile
+from provisioner.root import Root
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """What undo did."""
+
+    removed: tuple[str, ...]  # files
+    kept_files: tuple[str, ...]  # that are no longer ours: someone has written there since
+    stopped: tuple[str, ...]  # slices
+    released: tuple[str, ...]  # slices that still hold processes, which may now run anywhere
+    kept_folders: tuple[str, ...]  # that apply made and others have put something into
+
+
+def undo(
+    applied: Applied, layout: Layout, bus: Bus, root: Root, tell: Callable[[str], None]
+) -> Undone:
+    """Takes a plan back. Done anew after it was interrupted, it goes on.
+
+    1. The record says that it is not complete, so that verify and the boot-time check know.
+    2. Our files go; what someone has put in a file's place stays.
+    3. Empty slices stop, innermost first; systemd reloads.
+    4. What was confined gets back what it had, and slices with processes get all that there is.
+    5. The record goes.
+
+    Raises: BusError, WriteError, ProblemsError; a second undo goes on from there.
+    """
+    reloads = applied.mode != "transient"
+    unified = find_unified(root)
+    holder = Holder(bus, root, unified.mount if unified else "")
+    tell("record that it is being undone")
+    record = file_entry(RenderedFile(format_applied(replace(applied, complete=False))))
+    put({layout.applied_path: record})
+    remove_leftovers((*applied.paths, layout.applied_path))
+    control = {path for name in applied.before for path in control_drop_ins(name)}
+    removed: list[str] = []
+    kept: list[str] = []
+    for path in applied.paths:
+        found = look(path)
+        if found.kind == 0:
+            continue
+        own_link = os.fsdecode(found.data).startswith(layout.units + "/")
+        if found.is_ours or path in control or own_link:
+            tell(f"remove {path}")
+            put({path: NOTHING})
+            removed.append(path)
+        else:
+            kept.append(path)
+    stopped: list[str] = []
+    full: list[str] = []
+    for name in sorted(applied.slices, key=lambda name: (-slice_cgroup(name).count("/"), name)):
+        if bus.list_processes(name):
+            full.append(name)
+            continue
+        tell(f"stop {name}")
+        bus.stop(name)
+        stopped.append(name)
+    if reloads:
+        tell("reload systemd")
+        bus.reload()
+    tell("give back CPUs and memory nodes")
+    outermost = sorted(full, key=lambda name: (slice_cgroup(name).count("/"), name))
+    units = {name: Wanted(name, None, None) for name in outermost} | remembered(applied)
+    for name in units:
+        remove_control_drop_ins(name)
+    release(units, holder, was_reloaded=reloads)
+    if reloads:
+        tell("reload systemd")
+        bus.reload()
+    problems = [
+        Problem(
+            "still_confined",
+            f"{name} could not be given back all CPUs",
+            "Run provision undo again; if it stays, the next boot does it",
+        )
+        for name, before in units.items()
+        if not is_as_wanted(before, holder) and not bus.unit(name).allowed_cpus
+    ]
+    if problems:
+        raise ProblemsError(problems, subject="undo")
+    tell("remove the record")
+    put({layout.applied_path: NOTHING})
+    return Undone(
+        tuple(removed),
+        tuple(kept),
+        tuple(stopped),
+        tuple(outermost),
+        remove_folders(applied.folders),
+    )

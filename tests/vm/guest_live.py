@@ -1,0 +1,145 @@
+"""What the guest scripts about `apply` share: the plan they apply, and looking at what is in force.
+
+Only run inside the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from .guest import read, run
+
+CGROUPS = Path("/sys/fs/cgroup")
+UNITS = Path("/etc/systemd/system")
+CONFIG = "/run/provision.toml"
+SYSTEM_UNITS = ("system.slice", "user.slice", "init.scope")
+
+_TEXT = """\
+[placement]
+confine = true
+[locality]
+"10000:01:00.0" = 1
+[worker]
+command = ["/usr/bin/python3", "/run/hold.py"]
+"""
+
+# A worker: says what its first instruction may use, then holds memory until it is stopped.
+_HOLD = """\
+import os, sys, time
+status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
+first = [status["Cpus_allowed_list"].strip(), status["Mems_allowed_list"].strip()]
+block = bytearray(int(os.environ.get("HOLD_MIB", "24")) << 20)
+for at in range(0, len(block), 4096):
+    block[at] = 1
+name = os.environ.get("HOLD_NAME") or os.environ.get("PROVISION_RANK", "x")
+told = [os.environ.get(key, "") for key in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK")]
+text = " ".join([str(os.getpid()), *first, *told])
+open(f"/run/held-{name}.new", "w").write(text)
+os.rename(f"/run/held-{name}.new", f"/run/held-{name}")
+time.sleep(600)
+"""
+
+
+def write_inputs(text: str = _TEXT) -> None:
+    """The configuration and the worker's program."""
+    Path(CONFIG).write_text(text)
+    Path("/run/hold.py").write_text(_HOLD)
+
+
+def apply(*options: str, status: int | None = 0) -> subprocess.CompletedProcess[str]:
+    """Provision apply with the configuration."""
+    return run(
+        "provision", "apply", "--config", CONFIG, "--yes", *options, status=status, timeout=200
+    )
+
+
+def verify(status: int | None = 0) -> dict[str, Any]:
+    """The report of provision verify."""
+    done = run("provision", "verify", "--json", status=status)
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+def codes(report: dict[str, Any]) -> set[str]:
+    """The kinds of difference in a report."""
+    return {finding["code"] for finding in report["findings"]}
+
+
+def ranks(path: str = "/etc/provision/plan.json") -> list[dict[str, Any]]:
+    """The ranks of the plan in force."""
+    plan = json.loads(Path(path).read_text())
+    return [rank for service in plan["services"] for rank in service["ranks"]]
+
+
+def group(slice_name: str) -> Path:
+    """The cgroup of a rank's slice."""
+    return (
+        CGROUPS
+        / f"{slice_name.split('-', maxsplit=1)[0].removesuffix('.slice')}.slice"
+        / slice_name
+    )
+
+
+def granted(slice_name: str) -> tuple[str, str]:
+    """The CPUs and memory nodes that the kernel grants a rank's slice."""
+    folder = group(slice_name)
+    return read(f"{folder}/cpuset.cpus.effective"), read(f"{folder}/cpuset.mems.effective")
+
+
+def allowed(pid: int) -> tuple[str, str]:
+    """The CPUs and memory nodes that a process may use."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return lines["Cpus_allowed_list"].strip(), lines["Mems_allowed_list"].strip()
+
+
+def system_sets() -> dict[str, tuple[str, str]]:
+    """The effective sets of the system's own units; what has no cpuset has the root's."""
+    found: dict[str, tuple[str, str]] = {}
+    for name in SYSTEM_UNITS:
+        folder = CGROUPS / name
+        if not folder.exists():
+            continue
+        sets = []
+        for leaf in ("cpuset.cpus.effective", "cpuset.mems.effective"):
+            path = folder / leaf if (folder / leaf).exists() else CGROUPS / leaf
+            sets.append(read(str(path)))
+        found[name] = (sets[0], sets[1])
+    return found
+
+
+def files() -> dict[str, str]:
+    """Every file and link below the folders that apply may write to, with a digest."""
+    found: dict[str, str] = {}
+    for top in ("/etc/systemd", "/etc/provision", "/usr/local/bin", "/run/systemd/system"):
+        found |= _files(top)
+    return found | _files("/run/systemd/system.control") | _files("/run/provision")
+
+
+def _files(top: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for folder, _, names in os.walk(top):
+        found[folder] = "folder"
+        for name in names:
+            path = os.path.join(folder, name)
+            if os.path.islink(path):
+                found[path] = f"-> {os.readlink(path)}"
+            else:
+                found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return found
+
+
+def held(name: str) -> list[str] | None:
+    """What a worker said: process id, CPUs, memory nodes, visible cards, local rank."""
+    path = Path(f"/run/held-{name}")
+    return path.read_text().split(" ") if path.exists() else None
+
+
+def forget(name: str) -> None:
+    """Removes what a worker said, for the next one."""
+    Path(f"/run/held-{name}").unlink(missing_ok=True)
