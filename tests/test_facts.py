@@ -21,6 +21,7 @@ from provisioner.facts.values import (
     NodeFacts,
     PackageFacts,
     PciFacts,
+    UbFacts,
 )
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.pci import parse_pci_address
@@ -300,18 +301,40 @@ def test_domain_of_32_bits() -> None:
     assert root.read("proc/driver/nvidia/gpus/deadbeef:17:00.0/information") is not None
 
 
-def test_other_vendors_cards_are_only_on_the_bus() -> None:
-    """Only NVIDIA's cards, and of them those that the driver holds, are in its folder."""
+def test_cards_without_a_driver_are_only_on_the_bus() -> None:
+    """A card that no driver holds has no file but its PCI function's, whoever made it."""
     card = small().cards[0]
-    for other in (
-        replace(card, vendor=0x19E5, pci_class=0x120000),
-        replace(card, has_driver=False),
-    ):
+    for vendor in (0x10DE, 0x1002, 0x1D94, 0x8086, 0x1DA3, 0x19E5, 0x1A03):
+        other = replace(card, vendor=vendor, has_driver=False)
         root = build_tree(small(cards=(other,)))
-        assert root.list("proc/driver") == root.list("dev") == []
-        assert (
-            root.read(f"sys/bus/pci/devices/{card.address}/class") == f"0x{other.pci_class:06x}\n"
-        )
+        assert root.list("proc/driver") == root.list("dev") == root.list("sys/class") == []
+        assert root.resolve(f"sys/bus/pci/devices/{card.address}/driver") is None
+        assert root.read(f"sys/bus/pci/devices/{card.address}/vendor") == f"0x{vendor:04x}\n"
+
+
+def test_held_cards_have_their_drivers_files() -> None:
+    """Each vendor's driver shows its cards where that vendor's runtime looks for them."""
+    card = replace(small().cards[0], minor=5, model="made")
+    at = f"sys/bus/pci/devices/{card.address}"
+
+    def tree(**changes: object) -> MemoryRoot:
+        return build_tree(small(cards=(replace(card, **changes),)))  # type: ignore[arg-type]
+
+    amd = tree(vendor=0x1002, partitions=2)
+    nodes = "sys/class/kfd/kfd/topology/nodes"
+    assert amd.list(nodes) == ["0", "1", "2", "3"]  # two with CPUs, two partitions
+    assert "simd_count 0\n" in (amd.read(f"{nodes}/1/properties") or "")
+    assert f"location_id {0x17 << 8 | 1 << 28}\n" in (amd.read(f"{nodes}/3/properties") or "")
+    assert amd.read(f"{at}/product_name") == "made\n"
+    gaudi = tree(vendor=0x1DA3, module=3)
+    assert gaudi.resolve("sys/class/accel/accel5/device") == gaudi.resolve(at)
+    assert gaudi.read("sys/class/accel/accel5/device/module_id") == "3\n"
+    assert tree(vendor=0x19E5).list("dev") == ["davinci5"]
+    for vendor, driver in ((0x8086, "xe"), (0x19E5, "devdrv_device_driver")):
+        assert tree(vendor=vendor).resolve(f"{at}/driver") == f"sys/bus/pci/drivers/{driver}"
+    ub = build_tree(small(cards=(), ub_devices=(UbFacts(name="udma0", numa=1, entities=2),)))
+    assert ub.read("sys/class/ubcore/udma0/device/ub_totalues") == "2\n"
+    assert ub.read("sys/class/ubcore/udma0/device/numa") == "1\n"
 
 
 def test_virtual_function_links_to_its_physical_one() -> None:

@@ -13,10 +13,10 @@ from provisioner.cgroup import (
     find_hierarchies,
     read_isolated_partition,
 )
+from provisioner.discovery.cards import find_cards
 from provisioner.discovery.cpus import find_cpus
 from provisioner.discovery.nics import find_nics
 from provisioner.discovery.nodes import find_nodes
-from provisioner.discovery.nvidia import find_nvidia_cards
 from provisioner.discovery.pcibus import PciBus
 from provisioner.errors import TopologyError
 from provisioner.idset import NodeSet
@@ -40,7 +40,7 @@ def discover(root: Root, within: str = WITHIN_ROOT) -> Machine:
     oddities: list[str] = []
     cpu_table = find_cpus(root, oddities)
     bus = PciBus(root)
-    cards = find_nvidia_cards(root, bus, oddities)
+    cards = find_cards(root, bus, oddities)
     nodes = find_nodes(
         root,
         cpu_table.online,
