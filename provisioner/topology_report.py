@@ -7,8 +7,8 @@ from typing import Any
 
 from provisioner.fingerprint import machine_fingerprint
 from provisioner.idset import NodeSet
-from provisioner.locality import Locality, find_locality
-from provisioner.nearness import nearest_nics
+from provisioner.locality import Locality, find_card_locality, find_locality
+from provisioner.nearness import nearest_nics, rdma_names
 from provisioner.oddities import find_oddities
 from provisioner.pci import PciAddress
 from provisioner.plan import Note
@@ -22,7 +22,7 @@ def topology_to_json(machine: Machine) -> dict[str, Any]:
     allowed = machine.allowed_cpus
     cards = []
     for card in machine.accelerators:
-        locality = find_locality(machine, card.address)
+        locality = find_card_locality(machine, card)
         found = locality if isinstance(locality, Locality) else None
         function = machine.pci.get(card.address) if card.address is not None else None
         cards.append(
@@ -89,7 +89,7 @@ def node_rows(machine: Machine) -> Iterator[list[str]]:
     """A row for each NUMA node: id, kind, memory, packages, cores, CPUs, LLCs, cards, distances."""
     cards: dict[int, list[str]] = {}
     for card in machine.accelerators:
-        locality = find_locality(machine, card.address)
+        locality = find_card_locality(machine, card)
         for node_id in locality.nodes if isinstance(locality, Locality) else ():
             cards.setdefault(node_id, []).append(str(card.index))
         for node_id in card.memory_nodes:
@@ -117,7 +117,7 @@ def node_rows(machine: Machine) -> Iterator[list[str]]:
 def card_rows(machine: Machine) -> Iterator[list[str]]:
     """A row for each card: number, address, model, node, what said so, its CPUs, bridges above, RDMA."""
     for card in machine.accelerators:
-        locality = find_locality(machine, card.address)
+        locality = find_card_locality(machine, card)
         found = locality if isinstance(locality, Locality) else None
         function = machine.pci.get(card.address) if card.address is not None else None
         yield [
@@ -128,7 +128,9 @@ def card_rows(machine: Machine) -> Iterator[list[str]]:
             "nothing" if found is None else found.source,
             "?" if function is None or function.local_cpus is None else str(function.local_cpus),
             _below(machine, card.address),
-            ",".join(nearest_nics(machine, card, NodeSet() if found is None else found.nodes)),
+            ",".join(
+                rdma_names(nearest_nics(machine, card, NodeSet() if found is None else found.nodes))
+            ),
         ]
 
 
@@ -150,7 +152,7 @@ def topology_notes(machine: Machine) -> tuple[Note, ...]:
     """What is odd about a machine, whatever is planned on it."""
     notes = list(find_oddities(machine))
     for card in machine.accelerators:
-        locality = find_locality(machine, card.address)
+        locality = find_card_locality(machine, card)
         if not isinstance(locality, Locality):
             notes.append(
                 Note(
@@ -159,7 +161,7 @@ def topology_notes(machine: Machine) -> tuple[Note, ...]:
                     f'State it in provision.toml: [locality] "{card.name}" = NODE',
                 )
             )
-        elif locality.source != "numa_node":
+        elif locality.source not in {"numa_node", "driver"}:
             notes.append(
                 Note(
                     f"by_{locality.source}",
