@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from provisioner.idset import NodeSet
 from provisioner.locality import Locality, find_locality
@@ -20,6 +21,19 @@ def nearest_nics(
 
     Functions without an RDMA name are left out, and virtual ones unless they are asked for.
     """
+    return _nearest(machine, card, card_nodes, with_virtual).nics
+
+
+class _Nearest(NamedTuple):
+    """The functions nearest to a card, and how near they are."""
+
+    level: tuple[int, int]  # as `_nearness` says it
+    nics: tuple[Nic, ...]
+
+
+def _nearest(
+    machine: Machine, card: Accelerator, card_nodes: NodeSet, with_virtual: bool
+) -> _Nearest:
     path = machine.pci_path(card.address)
     best: tuple[int, int] = (0, 0)
     found: list[Nic] = []
@@ -31,7 +45,7 @@ def nearest_nics(
             best, found = rank, []
         if rank == best and rank > (0, 0):
             found.append(nic)
-    return tuple(found)
+    return _Nearest(best, tuple(found))
 
 
 def share_nics(
@@ -39,7 +53,7 @@ def share_nics(
 ) -> Mapping[str, tuple[Nic, ...]]:
     """Card name -> the RDMA functions that its rank is to use.
 
-    1. Cards with the same nearest functions share them evenly, in PCI order.
+    1. Cards that are equally near to the same functions share them evenly, in PCI order.
     2. Where there are as many functions as cards or more, they are dealt out one by one: first
        each adapter's first port, then the second ports. So cards get adapters of their own before
        they get ports of one, and what is left over goes out too.
@@ -53,12 +67,12 @@ def share_nics(
         cards: every card and the nodes that it is near to.
         with_virtual: whether virtual functions count.
     """
-    sharers: dict[tuple[Nic, ...], list[str]] = {}
+    sharers: dict[_Nearest, list[str]] = {}
     for card, nodes in cards:
-        nearest = nearest_nics(machine, card, nodes, with_virtual=with_virtual)
+        nearest = _nearest(machine, card, nodes, with_virtual)
         sharers.setdefault(nearest, []).append(card.name)
     found: dict[str, tuple[Nic, ...]] = {}
-    for nics, names in sharers.items():
+    for (_, nics), names in sharers.items():
         dealt = _by_port(nics)
         for position, name in enumerate(names):
             if len(dealt) >= len(names):

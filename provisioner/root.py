@@ -265,7 +265,8 @@ def _leads_out(path: str, target: str) -> ReadError:
 
 
 def _is_unanswered(error: OSError) -> bool:
-    # A device that does not answer makes its attribute fail to read, on a live system only.
+    # A device that does not answer makes its attribute fail to read, on a live system only; so does
+    # a GPU of AMD's that the cgroup keeps from this process (EPERM, from kfd_topology.c).
     import errno
 
     return error.errno in (
@@ -275,6 +276,7 @@ def _is_unanswered(error: OSError) -> bool:
         errno.EOPNOTSUPP,
         errno.EINVAL,
         errno.ENODATA,
+        errno.EPERM,
     )
 
 

@@ -257,6 +257,16 @@ def test_compute_topology_of_another_form(text: str, found: str) -> None:
         discover(root)
 
 
+def test_compute_topology_of_another_bus() -> None:
+    """A GPU that the compute driver names and the PCI bus does not show is told of, and is no card."""
+    path = "sys/class/kfd/kfd/topology/nodes/2/properties"
+    text = "simd_count 304\nvendor_id 4098\nlocation_id 39168\ndomain 0\n"
+    root = build_tree_with(make_card("0000:17:00.0", "amd", numa_node=0), path, text)
+    machine = discover(root)
+    assert names(machine) == [("amd", 0, "0000:17:00.0")]
+    assert "names 0000:99:00.0, which the PCI bus does not show" in machine.oddities[0]
+
+
 def test_amd_cards_without_a_pci_bus() -> None:
     """Where a container hides the PCI bus the compute topology names the cards; their node is asked for."""
     root = build_tree(read_sample("mi300a-4apu"))
@@ -565,6 +575,42 @@ def test_fingerprint_of_nvidia_machines_is_what_it_was() -> None:
     assert machine_fingerprint(machine) == (
         "sha256:5281fdebef2d6198d5b1c67498bb0fa7517cf99fb74c2316df9a4a594570bf64"
     )
+
+
+# Captures that contradict themselves -----------------------------------------------------------------
+
+
+def test_cards_on_nodes_that_are_not_there() -> None:
+    """A card on a node that does not exist is refused, and its file is named; stating its node settles it."""
+    path = "sys/devices/pci0000:17/0000:17:00.0/numa_node"
+    root = build_tree_with(make_card("0000:17:00.0", numa_node=0), path, "9\n")
+    machine = discover(root)
+    (sentence,) = machine.oddities
+    assert "made:/sys/bus/pci/devices/0000:17:00.0/numa_node says 9" in sentence
+    with pytest.raises(ProblemsError) as caught:
+        make_plan(machine, PlacementRequest())
+    (problem,) = caught.value.problems
+    assert problem.code == "no_such_node"
+    assert "its numa_node is 9, and there is no such node: the machine has 0" in problem.message
+    (service,) = make_plan(machine, PlacementRequest(locality={"0000:17:00.0": 0})).services
+    assert service.ranks[0].cpu_nodes.first == 0
+
+
+@pytest.mark.parametrize("text", ["", "zero\n", "0x0\n", "1 2\n", "-\n"])
+def test_numa_node_that_is_no_number(text: str) -> None:
+    """What stands in a card's numa_node is a number, or its file is named in the refusal."""
+    path = "sys/devices/pci0000:17/0000:17:00.0/numa_node"
+    root = build_tree_with(make_card("0000:17:00.0", numa_node=0), path, text)
+    with pytest.raises(ParseError, match=r"0000:17:00\.0/numa_node: .* is no number"):
+        discover(root)
+
+
+def test_module_that_is_no_number() -> None:
+    """A Gaudi's module_id of another form is refused, and its file is named."""
+    path = "sys/devices/pci0000:17/0000:17:00.0/module_id"
+    root = build_tree_with(make_card("0000:17:00.0", "habana", numa_node=0), path, "none\n")
+    with pytest.raises(ParseError, match=r"accel0/device/module_id: 'none' is no number"):
+        discover(root)
 
 
 # Grace -----------------------------------------------------------------------------------------------

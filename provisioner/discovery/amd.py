@@ -73,6 +73,12 @@ def _find_cards(
             Accelerator(vendor, index, bus.take(address).address, "pci")
             for index, address in enumerate(cards)
         )
+    strange = [str(address) for address in sorted(numbers) if on_bus and address not in on_bus]
+    if strange:
+        oddities.append(
+            f"The compute driver names {', '.join(strange)}, which the PCI bus does not show as a GPU: "
+            "not planned for."
+        )
     unheld = [str(address) for address in cards if address not in numbers]
     if unheld:
         oddities.append(
