@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from provisioner.idset import NodeSet
 from provisioner.locality import Locality, find_locality
 from provisioner.topology import Accelerator, Machine, Nic, PciFunction
+
+# How near a card's nearest functions are, as `_nearness` says it, and they themselves.
+_Nearest = tuple[tuple[int, int], tuple[Nic, ...]]
 
 
 def nearest_nics(
@@ -21,14 +23,7 @@ def nearest_nics(
 
     Functions without an RDMA name are left out, and virtual ones unless they are asked for.
     """
-    return _nearest(machine, card, card_nodes, with_virtual).nics
-
-
-class _Nearest(NamedTuple):
-    """The functions nearest to a card, and how near they are."""
-
-    level: tuple[int, int]  # as `_nearness` says it
-    nics: tuple[Nic, ...]
+    return _nearest(machine, card, card_nodes, with_virtual)[1]
 
 
 def _nearest(
@@ -45,7 +40,7 @@ def _nearest(
             best, found = rank, []
         if rank == best and rank > (0, 0):
             found.append(nic)
-    return _Nearest(best, tuple(found))
+    return best, tuple(found)
 
 
 def share_nics(

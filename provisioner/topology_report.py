@@ -41,6 +41,8 @@ def topology_to_json(machine: Machine) -> dict[str, Any]:
                 "memory_nodes": str(card.memory_nodes),
                 "model": card.model,
                 "known_by": card.source,
+                "runtime_numbers": list(card.runtime_numbers),
+                "module": card.module,
             }
         )
     return {
@@ -75,6 +77,7 @@ def topology_to_json(machine: Machine) -> dict[str, Any]:
                 "rdma_names": list(nic.rdma_names),
                 "net_names": list(nic.net_names),
                 "is_virtual": nic.is_virtual,
+                "rdma_ports": [list(ports) for ports in nic.ports],
             }
             for nic in machine.nics
         ],
@@ -85,15 +88,22 @@ def topology_to_json(machine: Machine) -> dict[str, Any]:
     }
 
 
+def card_label(machine: Machine, vendor: str, index: int) -> str:
+    """A card's number, with its vendor in front where the machine has cards of several."""
+    is_mixed = any(card.vendor != vendor for card in machine.accelerators)
+    return f"{vendor}{index}" if is_mixed else str(index)
+
+
 def node_rows(machine: Machine) -> Iterator[list[str]]:
     """A row for each NUMA node: id, kind, memory, packages, cores, CPUs, LLCs, cards, distances."""
     cards: dict[int, list[str]] = {}
     for card in machine.accelerators:
         locality = find_card_locality(machine, card)
         for node_id in locality.nodes if isinstance(locality, Locality) else ():
-            cards.setdefault(node_id, []).append(str(card.index))
+            cards.setdefault(node_id, []).append(card_label(machine, card.vendor, card.index))
         for node_id in card.memory_nodes:
-            cards.setdefault(node_id, []).append(f"memory of {card.index}")
+            label = card_label(machine, card.vendor, card.index)
+            cards.setdefault(node_id, []).append(f"memory of {label}")
     for node in machine.nodes:
         cores = machine.node_cores(node.id)
         caches = {core.llc for core in cores}
@@ -121,7 +131,7 @@ def card_rows(machine: Machine) -> Iterator[list[str]]:
         found = locality if isinstance(locality, Locality) else None
         function = machine.pci.get(card.address) if card.address is not None else None
         yield [
-            str(card.index),
+            card_label(machine, card.vendor, card.index),
             "?" if card.address is None else str(card.address),
             card.model or card.vendor,
             "?" if found is None else str(found.nodes),

@@ -30,6 +30,7 @@ from provisioner.request import PlacementRequest, ServiceRequest, check_request
 from provisioner.root import MemoryRoot
 from provisioner.samples import read_sample
 from provisioner.topology import VENDORS, Machine
+from provisioner.topology_report import card_rows, node_rows, topology_to_json
 from tests.hosts import make_card, make_host, note_codes, plan_for, ranks_of
 
 ONE_NODE = {0: "0-31"}
@@ -672,3 +673,20 @@ def test_locality_of_a_card_is_the_operators_word_first() -> None:
     plan = plan_for(machine, locality={"ascend0": 3})
     (rank,) = ranks_of(plan)
     assert (rank.cpu_nodes.first, rank.node_sources) == (3, ("locality",))
+
+
+def test_tables_tell_cards_of_several_vendors_apart() -> None:
+    """On a mixed host a number alone is no card's name in a table."""
+    machine = mixed_host()
+    assert [row[0] for row in card_rows(machine)] == ["nvidia0", "nvidia1", "amd0", "amd1"]
+    assert [row[7] for row in node_rows(machine)] == ["nvidia0,amd0", "nvidia1,amd1"]
+    plain = make_host(TWO_NODES, [0, 1], vendor="amd")
+    assert [row[0] for row in card_rows(plain)] == ["0", "1"]
+
+
+def test_topology_json_has_the_numbers() -> None:
+    """A program learns the vendor, the runtime's numbers and the place on the board of each card."""
+    value = topology_to_json(discover(build_tree(read_sample("gaudi-8card"))))
+    first = value["accelerators"][0]
+    assert (first["vendor"], first["runtime_numbers"], first["module"]) == ("habana", [1], 3)
+    assert [nic["rdma_ports"] for nic in value["nics"]] == [[[1]], [[1]]]

@@ -143,10 +143,12 @@ def read_or_make_plan(
 
 
 def _rank_row(machine: Machine, rank: Rank) -> list[str]:
+    from provisioner.topology_report import card_label
+
     cores = len(machine.cores_of(rank.cpus))
     return [
         str(rank.rank),
-        ",".join(str(index) for index in rank.device_indexes),
+        ",".join(card_label(machine, rank.vendor, index) for index in rank.device_indexes),
         ",".join(rank.devices),
         str(rank.cpu_nodes),
         str(rank.cpus),
