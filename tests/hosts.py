@@ -15,6 +15,7 @@ from provisioner.plan import Plan, Rank
 from provisioner.planner import make_plan
 from provisioner.request import PlacementRequest, ServiceRequest
 from provisioner.topology import Machine
+from tests.trees import CARD_IDS
 
 GIB = 1 << 30
 
@@ -69,17 +70,6 @@ def make_host(
         **facts,
     )
     return discover(build_tree(host), within)
-
-
-# (vendor id, device id, class) of a card of each vendor.
-CARD_IDS = {
-    "nvidia": (0x10DE, 0x2330, 0x030200),
-    "amd": (0x1002, 0x74A1, 0x120000),
-    "hygon": (0x1D94, 0x6320, 0x0B4000),
-    "intel": (0x8086, 0x0BD5, 0x038000),
-    "habana": (0x1DA3, 0x1060, 0x120000),
-    "ascend": (0x19E5, 0xD802, 0x120000),
-}
 
 
 def make_card(path: str, vendor: str = "nvidia", **facts: Any) -> CardFacts:

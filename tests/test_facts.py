@@ -26,7 +26,8 @@ from provisioner.facts.values import (
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.pci import parse_pci_address
 from provisioner.root import MemoryRoot
-from tests.trees import host_facts, made_host
+from provisioner.topology import VENDORS
+from tests.trees import CARD_IDS, host_facts, made_host
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"
@@ -103,9 +104,13 @@ def test_discovery_finds_the_facts(facts: HostFacts) -> None:
         assert found.cpus == stated.cpus & online
         assert found.memory_bytes == stated.memory_bytes
         assert found.distances == dict(zip(sorted(facts.node_ids), rows[stated.id], strict=True))
-    assert [card.address for card in machine.accelerators] == sorted(
-        card.address for card in facts.cards
-    )
+    vendors = {ids[0]: name for name, ids in CARD_IDS.items()}
+    for vendor in VENDORS:
+        cards = [card for card in machine.accelerators if card.vendor == vendor]
+        right = [card for card in facts.cards if vendors[card.vendor] == vendor]
+        assert [card.address for card in cards] == sorted(card.address for card in right)
+        assert [card.index for card in cards] == list(range(len(right)))
+    assert len(machine.accelerators) == len(facts.cards)
     for function in (*facts.cards, *facts.nics):
         found_function, *above = machine.pci_path(function.address)
         assert found_function.numa_node == function.numa_node

@@ -19,8 +19,9 @@ from provisioner.idset import CpuSet
 from provisioner.pci import PciAddress, parse_pci_address
 from provisioner.plan import Plan
 from provisioner.topology import Machine
-from tests.hosts import CARD_IDS, make_host, note_codes, plan_for, ranks_of
+from tests.hosts import make_host, note_codes, plan_for, ranks_of
 from tests.machines import FOLDER, require_machines
+from tests.trees import CARD_IDS
 
 # Reports that say too little of a machine to build one.
 NOT_ENOUGH = {

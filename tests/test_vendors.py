@@ -26,7 +26,7 @@ from provisioner.plan import Plan
 from provisioner.planfile import check_plan, format_plan, parse_plan
 from provisioner.planner import make_plan
 from provisioner.render import DEVICE_VARIABLES, rank_environment, render
-from provisioner.request import PlacementRequest, ServiceRequest, check_request
+from provisioner.request import PlacementRequest, ServiceRequest, WorkerRequest, check_request
 from provisioner.root import MemoryRoot
 from provisioner.samples import read_sample
 from provisioner.topology import VENDORS, Machine
@@ -690,3 +690,24 @@ def test_topology_json_has_the_numbers() -> None:
     first = value["accelerators"][0]
     assert (first["vendor"], first["runtime_numbers"], first["module"]) == ("habana", [1], 3)
     assert [nic["rdma_ports"] for nic in value["nics"]] == [[[1]], [[1]]]
+
+
+@pytest.mark.parametrize(
+    "given, right",
+    [
+        ({}, ["NCCL_IGNORE_CPU_AFFINITY", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"]),
+        (
+            {"ROCR_VISIBLE_DEVICES": "0"},
+            ["NCCL_IGNORE_CPU_AFFINITY", "GPU_DEVICE_ORDINAL"],
+        ),
+    ],
+)
+def test_unit_takes_filters_away_unless_the_operator_sets_them(
+    given: Mapping[str, str], right: list[str]
+) -> None:
+    """UnsetEnvironment= undoes what the environment file says too, and so leaves out what it sets."""
+    worker = WorkerRequest(("/bin/engine",), environment=given)
+    plan = plan_for(make_host(TWO_NODES, [0, 1], vendor="amd"), worker=worker)
+    unit = render(plan, format_plan(plan))["provision@.service"].text
+    lines = [line for line in unit.splitlines() if line.startswith("UnsetEnvironment=")]
+    assert lines == [f"UnsetEnvironment={name}" for name in right]
