@@ -27,7 +27,8 @@ class KfdGpu(NamedTuple):
 
     domain: int
     location: int  # bus, device and function in the low 16 bits; see parse_kfd_gpu
-    vendor: int
+    vendor: int  # 16 bits
+    device: int  # 16 bits
     has_cpus: bool  # one node for the CPU cores and the GPU of an old APU
 
     @property
@@ -67,7 +68,9 @@ def parse_kfd_gpu(text: str) -> KfdGpu | None:
     domain, location = number("domain"), number("location_id")
     if not (0 <= domain < 1 << 32 and 0 <= location < 1 << 32):
         raise ParseError(f"'domain {domain}', 'location_id {location}': expected 32 bits each")
-    return KfdGpu(domain, location, number("vendor_id"), number("cpu_cores_count") > 0)
+    return KfdGpu(
+        domain, location, number("vendor_id"), number("device_id"), number("cpu_cores_count") > 0
+    )
 
 
 def read_product_name(root: Root, address: PciAddress) -> str | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from provisioner.cli import run
 from provisioner.discovery import discover
@@ -133,6 +136,34 @@ def test_text_of_another_form(text: str, found: str) -> None:
     """What is not npu-smi's, or contradicts itself, is refused with the reason."""
     with pytest.raises(ParseError, match=re.escape(found)):
         parse_npu_smi(text)
+
+
+WORDS = st.sampled_from(
+    [
+        "NPU0",
+        "NPU1",
+        "Phy-ID2",
+        "CPU",
+        "Affinity",
+        "X",
+        "HCCS",
+        "0-3",
+        "9,",
+        "|",
+        "0",
+        "1",
+        "0000:C1:00.0",
+    ]
+)
+
+
+@given(st.text() | st.lists(st.lists(WORDS).map(" ".join)).map("\n".join))
+def test_text_of_any_form(text: str) -> None:
+    """Whatever the text, it is npu-smi's with something in it, or refused as no such text."""
+    with suppress(ParseError):
+        tables = parse_npu_smi(text)
+        assert tables.addresses or tables.cpus
+        assert len(set(tables.addresses.values())) == len(tables.addresses)
 
 
 # Holding it against the machine ---------------------------------------------------------------------

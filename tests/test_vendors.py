@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from provisioner.cardfs import parse_kfd_gpu
 from provisioner.cli import options
 from provisioner.discovery import discover
 from provisioner.errors import ParseError, ProblemsError
@@ -32,6 +36,11 @@ from provisioner.samples import read_sample
 from provisioner.topology import VENDORS, Machine
 from provisioner.topology_report import card_rows, node_rows, topology_to_json
 from tests.hosts import make_card, make_host, note_codes, plan_for, ranks_of
+
+KFD_LINES = st.tuples(
+    st.sampled_from(["simd_count", "cpu_cores_count", "vendor_id", "location_id", "domain", ""]),
+    st.integers(-(2**40), 2**40),
+).map(lambda pair: f"{pair[0]} {pair[1]}")
 
 ONE_NODE = {0: "0-31"}
 TWO_NODES = {0: "0-15", 1: "16-31"}
@@ -595,6 +604,14 @@ def test_cards_on_nodes_that_are_not_there() -> None:
     assert "its numa_node is 9, and there is no such node: the machine has 0" in problem.message
     (service,) = make_plan(machine, PlacementRequest(locality={"0000:17:00.0": 0})).services
     assert service.ranks[0].cpu_nodes.first == 0
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])) | st.lists(KFD_LINES).map("\n".join))
+def test_compute_topology_of_any_form(text: str) -> None:
+    """Whatever a node's file holds, it is a GPU, none, or refused as no such file."""
+    with suppress(ParseError):
+        gpu = parse_kfd_gpu(text)
+        assert gpu is None or 0 <= gpu.address.device < 32
 
 
 @pytest.mark.parametrize("text", ["", "zero\n", "0x0\n", "1 2\n", "-\n"])

@@ -7,7 +7,7 @@ integrated graphics too. A card in partitions (TPX, CPX) has a node there for ea
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from provisioner.cardfs import KfdGpu, list_kfd_gpus, read_product_name
 from provisioner.discovery.pcibus import AMD, HYGON, PciBus
@@ -63,10 +63,11 @@ def _find_cards(
         return ()
     numbers: dict[PciAddress, list[int]] = defaultdict(list)
     for number, gpu in enumerate(list_kfd_gpus(root)):
-        if gpu.vendor == vendor_id and not gpu.has_cpus:
+        if gpu.vendor != vendor_id or gpu.has_cpus:
+            continue
+        if on_bus or vendor == "hygon" or _is_card_id(gpu.device):
             numbers[_owner(gpu, on_bus)].append(number)
-    is_card = _card_test(root, bus, vendor)
-    cards = [address for address in on_bus if is_card(address)]
+    cards = [address for address in on_bus if vendor == "hygon" or _is_card(root, bus, address)]
     held = sorted(numbers.keys() & set(cards)) if on_bus else sorted(numbers)
     if not held:
         return tuple(
@@ -106,13 +107,14 @@ def _owner(gpu: KfdGpu, on_bus: Iterable[PciAddress]) -> PciAddress:
     return next((one for one in on_bus if one._replace(function=0) == device), device)
 
 
-def _card_test(root: Root, bus: PciBus, vendor: Vendor) -> Callable[[PciAddress], bool]:
-    def is_card(address: PciAddress) -> bool:
-        kind = bus.classes[address] >> 8
-        if vendor == "hygon" or kind == 0x1200:
-            return True
-        device = read_pci_device(root, address)
-        # Integrated and BMC graphics are VGA controllers, or have an id.
-        return kind != 0x0300 if device is None else any(device in ids for ids in _CARD_IDS)
+def _is_card(root: Root, bus: PciBus, address: PciAddress) -> bool:
+    """Whether a function of AMD's is a card, and not integrated graphics or a BMC's."""
+    kind = bus.classes[address] >> 8
+    device = read_pci_device(root, address)
+    if device is None:  # what is no card is a VGA controller, or has an id
+        return kind != 0x0300
+    return kind == 0x1200 or _is_card_id(device)
 
-    return is_card
+
+def _is_card_id(device: int) -> bool:
+    return any(device in ids for ids in _CARD_IDS)
