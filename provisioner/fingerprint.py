@@ -35,7 +35,7 @@ def machine_fingerprint(machine: Machine) -> str:
         line += "" if card.module is None else f" module {card.module}"
         line += "" if card.numa_node is None else f" node {card.numa_node}"
         lines.append(line)
-    # Other network devices, and virtual functions, which come and go, take no part in a plan.
+    # Other network devices take no part in a plan, and virtual functions come and go.
     rdma = [nic for nic in machine.nics if nic.rdma_names and not nic.is_virtual]
     lines += [f"rdma {nic.address} {' '.join(nic.rdma_names)}" for nic in rdma]
     ends = [card.address for card in machine.accelerators] + [nic.address for nic in rdma]

@@ -470,6 +470,22 @@ def test_last_level_caches(rule: str, caches: str) -> None:
     assert [str(llc) for llc in facts.last_level_caches()] == caches.split()
 
 
+def test_vendors_keys_are_read() -> None:
+    """What only some vendors' cards and buses have is stated by keys of its own."""
+    text = SMALL.replace("class = 0x030200", "class = 0x030200, minor = 3, module = 2")
+    text = text.replace("0x10de", "0x1002").replace("minor = 3", "minor = 3, partitions = 8")
+    text += """
+        ub_devices = [{ name = "udma0", numa = 1, entities = 3 }, { name = "udma1" }]
+        nics = [{ path = "0000:20:00.0", rdma = ["mlx4_0"], ports = 2 }]
+    """
+    facts = read_facts(text, "x")
+    (card,), (nic,) = facts.cards, facts.nics
+    assert (card.minor, card.module, card.partitions) == (3, 2, 8)
+    assert facts.ub_devices == (UbFacts(name="udma0", numa=1, entities=3), UbFacts(name="udma1"))
+    assert discover(build_tree(facts)).nics[0].ports == ((1, 2),)
+    assert nic.ports == 2
+
+
 def test_several_nodes_at_once() -> None:
     """A node entry with ids= stands for each of them."""
     text = SMALL.replace("nodes = [", 'nodes = [\n  { ids = "8-9,12", memory = "0" },')
@@ -628,6 +644,16 @@ ROOT_PORT, CARD, OTHER = (parse_pci_address(one) for one in ("16:01.0", "17:00.0
             "expected one line of text",
         ),
         ({"cards": (CardFacts(path=(CARD,), device=1, minor=-1),)}, "minor= is -1"),
+        ({"cards": (CardFacts(path=(CARD,), device=1, module=-1),)}, "module= is -1"),
+        ({"cards": (CardFacts(path=(CARD,), device=1, partitions=2),)}, "partitions= is 2"),
+        (
+            {"cards": (CardFacts(path=(CARD,), vendor=0x1002, device=1, partitions=0),)},
+            "partitions= is 0",
+        ),
+        ({"nics": (NicFacts(path=(CARD,), ports=-1),)}, "nics= ports= is -1"),
+        ({"ub_devices": (UbFacts(name="a/b"),)}, "ub_devices= name= is 'a/b'"),
+        ({"ub_devices": (UbFacts(name="udma0"),) * 2}, "ub_devices= name= "),
+        ({"ub_devices": (UbFacts(name="udma0", entities=-1),)}, "entities= is -1"),
         ({"cgroups": (CgroupFacts(path="/a/../b"),)}, "cgroup '/a/../b' is no path"),
         (
             {"cgroups": (CgroupFacts(path="/a", cpus=CpuSet([8])),)},
