@@ -29,7 +29,8 @@ def find_oddities(machine: Machine) -> Iterator[Note]:
         yield Note(
             "driver_not_loaded",
             f"{DRIVERS[vendor]} is not loaded: the cards and their numbers are those of the PCI bus.",
-            "Look again with the driver loaded, to be told of cards that it does not take and of GPU memory nodes",
+            "Look again with the driver loaded, to be told of cards that it does not take, of their numbers and of "
+            "GPU memory nodes",
         )
     if any(card.source == "dev" for card in machine.accelerators):
         yield Note(

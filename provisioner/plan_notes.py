@@ -49,7 +49,7 @@ def _vendor_notes(places: Sequence[Place], service: Service) -> Iterator[Note]:
         ranks.setdefault(rank.vendor, []).append(rank.rank)
     if len(ranks) > 1:
         parts = "; ".join(
-            f"{vendor} has ranks {', '.join(str(rank) for rank in numbers)}"
+            f"{vendor} has {'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, numbers))}"
             for vendor, numbers in ranks.items()
         )
         yield Note(

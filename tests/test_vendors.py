@@ -267,6 +267,15 @@ def test_compute_topology_of_another_form(text: str, found: str) -> None:
         discover(root)
 
 
+def test_functions_of_nobody_known() -> None:
+    """A display controller without a vendor file is no card, and is told of."""
+    machine = made(
+        make_card("0000:17:00.0", numa_node=0, has_driver=False), absent=("*/0000:17:00.0/vendor",)
+    )
+    assert machine.accelerators == ()
+    assert "0000:17:00.0 are of classes that cards have" in machine.oddities[0]
+
+
 def test_compute_topology_of_another_bus() -> None:
     """A GPU that the compute driver names and the PCI bus does not show is told of, and is no card."""
     path = "sys/class/kfd/kfd/topology/nodes/2/properties"

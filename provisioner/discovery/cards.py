@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provisioner.discovery.nvidia import find_nvidia_cards
-from provisioner.discovery.pcibus import AMD, ASCEND, HABANA, HYGON, INTEL, PciBus
+from provisioner.discovery.pcibus import AMD, ASCEND, CARD_CLASSES, HABANA, HYGON, INTEL, PciBus
 from provisioner.root import Root
 from provisioner.sysfs import has_unified_bus
 from provisioner.topology import Accelerator
@@ -39,4 +39,10 @@ def find_cards(root: Root, bus: PciBus, oddities: list[str]) -> tuple[Accelerato
         from provisioner.discovery.ascend import find_ascend_cards
 
         cards += find_ascend_cards(root, bus, oddities)
+    if None in vendors:
+        nobodys = ", ".join(str(address) for address in bus.of_vendor(None, *CARD_CLASSES))
+        oddities.append(
+            f"PCI functions {nobodys} are of classes that cards have and do not say their vendor: "
+            "not planned for."
+        )
     return tuple(cards)

@@ -25,7 +25,7 @@ INTEL, HABANA, ASCEND = 0x8086, 0x1DA3, 0x19E5
 
 # Every class that some vendor's cards have: VGA, 3D and other display controllers, co-processors,
 # processing accelerators. Source: include/linux/pci_ids.h.
-_CARD_CLASSES = (0x0300, 0x0302, 0x0380, 0x0B40, 0x1200)
+CARD_CLASSES = (0x0300, 0x0302, 0x0380, 0x0B40, 0x1200)
 
 
 class PciBus:
@@ -47,8 +47,8 @@ class PciBus:
         """The functions whose base class and subclass (16 bits) is one of these, in PCI order."""
         return [address for address, kind in self.classes.items() if kind >> 8 in classes]
 
-    def of_vendor(self, vendor: int, *classes: int) -> list[PciAddress]:
-        """A vendor's functions of these classes, in PCI order, without virtual ones.
+    def of_vendor(self, vendor: int | None, *classes: int) -> list[PciAddress]:
+        """A vendor's functions of these classes, in PCI order, without virtual ones; None: of nobody known.
 
         The classes are among those that some vendor's cards have. A virtual function (vGPU, SR-IOV)
         belongs to its card and is none itself.
@@ -67,7 +67,7 @@ class PciBus:
     def _grouped(self) -> Mapping[int | None, list[PciAddress]]:
         if self._by_vendor is None:
             self._by_vendor = defaultdict(list)
-            for address in self.of_class(*_CARD_CLASSES):
+            for address in self.of_class(*CARD_CLASSES):
                 self._by_vendor[self.vendor(address)].append(address)
         return self._by_vendor
 
