@@ -281,6 +281,7 @@ _NOTES = {
     "confine": "Whether to keep the system's own slices on the reserved and unassigned cores.",
     "name": "The service's name, and its slice's: up to 64 letters, digits, '_', '.' and ':'.",
     "devices": "The cards in the order of the ranks: PCI addresses or card numbers. Unset: every card.",
+    "vendor": "Whose cards, and whose numbers devices count. Unset: every vendor's.",
     "devices_per_rank": "Cards of each rank.",
     "compile_cores": "Cores of each rank set aside for background compilation.",
     "memory": "How a rank is kept on its memory nodes. bind: it can use no other, and is killed when they are "
@@ -288,6 +289,8 @@ _NOTES = {
     "memory_need_bytes": "Memory that a rank needs, to be checked: \"200GiB\", \"200GB\" or bytes. Unset: unchecked.",
     "memory_kinds": "Kinds of memory node that a rank may use.",
     "visible_devices": "Cards that a rank's environment names. service: all of its service. rank: its own.",
+    "nic_environment": "Whether a rank's environment names its RDMA devices to NCCL and UCX.",
+    "virtual_nics": "Whether virtual functions count as RDMA devices that a rank may be near to.",
     "locality": "NUMA nodes of cards that do not know theirs: PCI address (or nvidia0 and so on) = node id.",
     "worker": "What a unit starts for each rank of services without a [service.worker]. Unset: no such unit.",
     "command": "Program (absolute path) and arguments, taken literally. Required.",
@@ -298,7 +301,7 @@ _NOTES = {
     "services": "Several services on one host: a [[service]] for each, and no name or devices in [placement].",
 }  # fmt: skip
 _EXAMPLES: Mapping[str, Any] = {
-    "name": "chat", "devices": ("0000:1b:00.0", "1"), "memory_need_bytes": 200 << 30,
+    "name": "chat", "devices": ("0000:1b:00.0", "1"), "vendor": "amd", "memory_need_bytes": 200 << 30,
     "command": ("/usr/bin/python3", "-m", "engine"), "user": "engine", "group": "engine",
     "working_directory": "/srv/engine", "environment": {"LOG_LEVEL": "info"}, "locality": {"0000:8a:00.0": 1},
 }  # fmt: skip

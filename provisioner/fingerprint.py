@@ -26,11 +26,16 @@ def machine_fingerprint(machine: Machine) -> str:
     for node in machine.nodes:
         distances = None if node.distances is None else sorted(node.distances.items())
         lines.append(f"node {node.id} {node.kind} {distances}")
-    lines += [
-        f"card {card.vendor} {card.index} {card.name} {card.memory_nodes}"
-        for card in machine.accelerators
-    ]
-    # Other network devices, and virtual functions, which come and go, take no part in a plan.
+    for card in machine.accelerators:
+        line = f"card {card.vendor} {card.index} {card.name} {card.memory_nodes}"
+        # Words that only some vendors' cards have, so that the others' lines stay as they were.
+        # An NPU's number on PCI is npu-smi's word, which a later command may not have at hand.
+        if card.numbers and not (card.vendor == "ascend" and card.address is not None):
+            line += f" numbers {card.numbers}"
+        line += "" if card.module is None else f" module {card.module}"
+        line += "" if card.numa_node is None else f" node {card.numa_node}"
+        lines.append(line)
+    # Other network devices take no part in a plan, and virtual functions come and go.
     rdma = [nic for nic in machine.nics if nic.rdma_names and not nic.is_virtual]
     lines += [f"rdma {nic.address} {' '.join(nic.rdma_names)}" for nic in rdma]
     ends = [card.address for card in machine.accelerators] + [nic.address for nic in rdma]

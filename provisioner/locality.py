@@ -78,6 +78,16 @@ def find_locality(
     )
 
 
+def find_card_locality(
+    machine: Machine, card: Accelerator, stated: int | None = None
+) -> Locality | Problem:
+    """The locality of a card: a PCI device's, or what its driver says of one that is not on PCI."""
+    if stated is None and card.numa_node is not None:
+        evidence = f"its driver says node {card.numa_node}"
+        return _checked(machine, card.address, card.numa_node, "driver", evidence)
+    return find_locality(machine, card.address, stated)
+
+
 def _checked(
     machine: Machine, address: PciAddress | None, node_id: int, source: NodeSource, evidence: str
 ) -> Locality | Problem:

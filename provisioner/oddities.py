@@ -8,22 +8,35 @@ from provisioner.idset import NodeSet
 from provisioner.plan import Note
 from provisioner.topology import Machine
 
+# What a vendor's driver is called, for people.
+DRIVERS = {
+    "nvidia": "NVIDIA's driver",
+    "amd": "AMD's compute driver (KFD)",
+    "hygon": "Hygon's compute driver (KFD)",
+    "intel": "Intel's driver (i915 or xe)",
+    "habana": "Gaudi's driver (habanalabs)",
+    "ascend": "Ascend's driver",
+}
+
 
 def find_oddities(machine: Machine) -> Iterator[Note]:
     """The notes on the machine itself; what a request decides about (isolated CPUs, cut cores) is not here."""
     for sentence in machine.oddities:
         yield Note("machine", sentence)
-    if any(card.source == "pci" for card in machine.accelerators):
+    for vendor in dict.fromkeys(
+        card.vendor for card in machine.accelerators if card.source == "pci"
+    ):
         yield Note(
             "driver_not_loaded",
-            "NVIDIA's driver is not loaded: the cards and their numbers are those of the PCI bus.",
-            "Look again with the driver loaded, to be told of cards that it does not take and of GPU memory nodes",
+            f"{DRIVERS[vendor]} is not loaded: the cards and their numbers are those of the PCI bus.",
+            "Look again with the driver loaded, to be told of cards that it does not take, of their numbers and of "
+            "GPU memory nodes",
         )
     if any(card.source == "dev" for card in machine.accelerators):
         yield Note(
             "cards_from_dev",
             "The cards are known from /dev alone: their PCI addresses are unknown, and so is their order.",
-            "Make /proc/driver/nvidia or /sys/bus/pci visible here",
+            "Make /sys/bus/pci visible here, and of NVIDIA's driver /proc/driver/nvidia",
         )
     smt = sorted({len(core.cpus) for core in machine.cores})
     if len(smt) > 1:

@@ -48,6 +48,14 @@ class Rank:
     alignment: Alignment
     notes: tuple[Note, ...] = ()
     node_sources: tuple[NodeSource, ...] = ()  # what said each card's NUMA node, as `devices`
+    runtime_numbers: tuple[int, ...] = ()  # the vendor's runtime's; none: `device_indexes`
+    device_modules: tuple[int, ...] = ()  # places on the board, of cards that are named by them
+    nic_ports: tuple[str, ...] = ()  # 'mlx5_0:1', for each of `nics` that says its ports
+
+    @property
+    def visible_numbers(self) -> tuple[int, ...]:
+        """How the vendor's runtime numbers the rank's cards: one for each, or for each partition."""
+        return self.runtime_numbers or self.device_indexes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,7 @@ class Service:
     visible_devices: Visible
     worker: WorkerRequest | None
     memory_need_bytes: int | None = None  # that each rank needs on its nodes; None: not stated
+    nic_environment: bool = False  # name the RDMA devices to NCCL and UCX
 
     @property
     def cpus(self) -> CpuSet:

@@ -38,6 +38,51 @@ def _card_notes(places: Sequence[Place], services: Sequence[Service]) -> Iterato
             f"Cards {', '.join(hidden)} are in no service; their shares stay unassigned.",
             "List them in a service's devices= to use them",
         )
+    for service in services:
+        yield from _vendor_notes(places, service)
+
+
+def _vendor_notes(places: Sequence[Place], service: Service) -> Iterator[Note]:
+    """What is special about the runtimes that count the service's cards."""
+    ranks: dict[str, list[int]] = {}
+    for rank in service.ranks:
+        ranks.setdefault(rank.vendor, []).append(rank.rank)
+    if len(ranks) > 1:
+        parts = "; ".join(
+            f"{vendor} has {'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, numbers))}"
+            for vendor, numbers in ranks.items()
+        )
+        yield Note(
+            "mixed_vendors",
+            f"Service '{service.name}' has cards of several vendors: {parts}. LOCAL_RANK counts each vendor's "
+            "ranks from 0, as no runtime sees another vendor's cards.",
+            "Plan a service for each vendor with vendor=, or choose one vendor with --vendor",
+        )
+    mine = {device for rank in service.ranks for device in rank.devices}
+    unnumbered = [
+        place.card.name
+        for place in places
+        if place.card.vendor == "ascend"
+        and place.card.address is not None
+        and not place.card.numbers
+        and place.card.name in mine
+    ]
+    if len(unnumbered) > 1:
+        yield Note(
+            "npu_numbers",
+            f"Nothing says which NPU number {', '.join(unnumbered)} have: the numbers in "
+            "ASCEND_RT_VISIBLE_DEVICES are positions in PCI order, and the driver's are often others.",
+            "Give --npu-smi FILE with what 'npu-smi info' prints",
+        )
+    for rank in service.ranks:
+        mute = set(rank.nics) - {port.rpartition(":")[0] for port in rank.nic_ports}
+        if service.nic_environment and mute:
+            yield Note(
+                "ports_unknown",
+                f"Rank {rank.rank} of service '{service.name}': {', '.join(sorted(mute))} does not say its ports, "
+                "and UCX_NET_DEVICES names ports: it is left out.",
+                "Record /sys/class/infiniband/*/ports too",
+            )
 
 
 def _share_notes(request: PlacementRequest, services: Sequence[Service]) -> Iterator[Note]:
@@ -101,7 +146,7 @@ def rank_notes(
     notes: list[Note] = []
     for place in places:
         card, locality = place.card.name, place.locality
-        if locality.source != "numa_node":
+        if locality.source not in {"numa_node", "driver"}:
             hint = (
                 ""
                 if locality.source == "locality"
@@ -142,6 +187,18 @@ def rank_notes(
                 hint,
             )
         )
+    notes += [
+        Note(
+            "partitions",
+            f"GPU {place.card.name} is cut into {len(place.card.numbers)} partitions: its runtime counts "
+            f"{place.card.numbers[0]} to {place.card.numbers[-1]}, and here it is one card.",
+            'Set visible_devices = "rank" for engines that take the one device at entry LOCAL_RANK'
+            if service.visible_devices == "service"
+            else "",
+        )
+        for place in places
+        if len(place.card.numbers) > 1
+    ]
     if lent:
         notes.append(
             Note(

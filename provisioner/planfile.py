@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from provisioner.errors import EXIT_USAGE, InputError, ParseError, Problem, ProblemsError, shorten
 from provisioner.idset import CpuSet, IdSet
-from provisioner.plan import Plan
+from provisioner.plan import Plan, Rank
 from provisioner.request import PlacementRequest, ServiceRequest, check_request
-from provisioner.topology import Machine
+from provisioner.topology import Accelerator, Machine
 
 SCHEMA = "provision.plan/1"
 
@@ -217,6 +217,11 @@ def check_plan(plan: Plan, machine: Machine, place: str) -> None:
                     f"{where}: devices, device_indexes and vendor do not name cards of this machine: "
                     f"found {', '.join(shorten(device) for device in rank.devices) or 'none'}",
                 )
+            elif not _counts_alike(rank, [card for card in found if card is not None]):
+                _refuse(
+                    problems,
+                    f"{where}: runtime_numbers and device_modules are not those of its cards",
+                )
             if seen & set(rank.devices):
                 _refuse(
                     problems,
@@ -224,6 +229,18 @@ def check_plan(plan: Plan, machine: Machine, place: str) -> None:
                 )
             seen |= set(rank.devices)
     _raise(problems, place)
+
+
+def _counts_alike(rank: Rank, cards: list[Accelerator]) -> bool:
+    """Whether the rank's numbers and modules are its cards'.
+
+    An NPU's number may be npu-smi's word, which the machine itself does not give.
+    """
+    numbers = tuple(number for card in cards for number in card.runtime_numbers)
+    modules = tuple(card.module for card in cards if card.module is not None)
+    if rank.vendor == "ascend" and len(rank.visible_numbers) == len(numbers):
+        numbers = rank.visible_numbers
+    return (rank.visible_numbers, rank.device_modules) == (numbers, modules)
 
 
 def _refuse(problems: list[Problem], message: str) -> None:

@@ -5,11 +5,12 @@ No clock, no environment, no file: the same machine and request give the same pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from provisioner.errors import EXIT_FAILED, EXIT_USAGE, ParseError, Problem, ProblemsError
 from provisioner.fingerprint import machine_fingerprint
 from provisioner.idset import CpuSet, union_cpus
+from provisioner.nearness import share_nics
 from provisioner.plan import Plan, Service
 from provisioner.plan_notes import placement_notes
 from provisioner.ranks import RankBuilder
@@ -50,7 +51,14 @@ def make_plan(machine: Machine, request: PlacementRequest) -> Plan:
     problems += shares.problems
     if problems:
         raise ProblemsError(problems)
-    builder = RankBuilder(machine, request, {place.card.name: place for place in places}, shares)
+    nics = share_nics(
+        machine,
+        [(place.card, place.locality.nodes | place.cpu_nodes) for place in places],
+        with_virtual=request.virtual_nics,
+    )
+    builder = RankBuilder(
+        machine, request, {place.card.name: place for place in places}, shares, nics
+    )
     services = tuple(builder.service(service, cards, problems) for service, cards in chosen)
     problems += _check_memory(machine, request, services)
     reserved = union_cpus(core.cpus for core in usable.reserved)
@@ -147,24 +155,32 @@ def _choose_cards(
         problems.append(
             Problem(
                 "no_card",
-                "no accelerator was found: neither NVIDIA's driver, nor the PCI bus, nor /dev names one",
-                "Check with lspci that the card is there (other vendors' cards are not known yet), or try "
-                "--sample two-socket-8gpu, or --root with another host's recording",
+                "no accelerator was found: neither a vendor's driver, nor the PCI bus, nor /dev names one",
+                "Check with lspci that the card is there (known are those of NVIDIA, AMD, Hygon, Intel, Habana "
+                "and Ascend), or try --sample two-socket-8gpu, or --root with another host's recording",
             )
         )
         return []
-    by_name: dict[str, Accelerator] = {}
-    for card in machine.accelerators:
-        by_name[card.name] = card
-        by_name.setdefault(str(card.index), card)
     chosen: list[tuple[ServiceRequest, tuple[Accelerator, ...]]] = []
     owner: dict[str, str] = {}
     for service in request.services:
         cards = machine.accelerators
+        if service.vendor is not None:
+            cards = tuple(card for card in cards if card.vendor == service.vendor)
+            if not cards:
+                known = ", ".join(sorted({card.vendor for card in machine.accelerators}))
+                problems.append(
+                    Problem(
+                        "no_card",
+                        f"service '{service.name}': vendor= is '{service.vendor}', and the cards here are of {known}",
+                        f"Take one of {known}",
+                    )
+                )
+                continue
         if service.devices is not None:
             # The same text twice is check_request's to report.
             texts = dict.fromkeys(service.devices)
-            found = [_find_card(by_name, service, text, problems) for text in texts]
+            found = [_find_card(cards, service, text, problems) for text in texts]
             cards = tuple(card for card in found if card is not None)
         for card in cards:
             if card.name in owner:
@@ -194,7 +210,7 @@ def _choose_cards(
                     "mixed_ranks",
                     f"service '{service.name}': its cards are of {' and '.join(vendors)}, "
                     f"and ranks have {per_rank} cards each",
-                    "List the cards of one vendor in devices=",
+                    "Set vendor=, or list the cards of one vendor in devices=",
                 )
             )
         chosen.append((service, cards))
@@ -202,23 +218,34 @@ def _choose_cards(
 
 
 def _find_card(
-    by_name: Mapping[str, Accelerator], service: ServiceRequest, text: str, problems: list[Problem]
+    cards: Sequence[Accelerator], service: ServiceRequest, text: str, problems: list[Problem]
 ) -> Accelerator | None:
+    """The card, among those of the service's vendor, that a text of devices= names."""
     try:
-        card = by_name.get(parse_card(text))
+        name = parse_card(text)
     except ParseError:
         return None  # check_request has said so
-    if card is None:
-        names = sorted({one.name for one in by_name.values()})
+    found = [card for card in cards if name in (card.name, str(card.index))]
+    if len(found) == 1:
+        return found[0]
+    where = f"service '{service.name}': devices= names '{text}', which is"
+    if found:
+        both = " and ".join(f"{card.name} of {card.vendor}" for card in found)
+        problems.append(
+            Problem("ambiguous_card", f"{where} {both}", "Give PCI addresses, or set vendor=")
+        )
+    else:
+        last = max(card.index for card in cards)
+        whose = "here" if service.vendor is None else f"of {service.vendor}"
         problems.append(
             Problem(
                 "no_such_card",
-                f"service '{service.name}': devices= names '{text}', which is no card here: "
-                f"the cards are 0 to {len(names) - 1}, {', '.join(names)}",
+                f"{where} no card {whose}: the cards are 0 to {last}, "
+                f"{', '.join(sorted(card.name for card in cards))}",
                 "Take the address or the number from provision topology",
             )
         )
-    return card
+    return None
 
 
 def _check_memory(

@@ -8,12 +8,12 @@ from typing import NamedTuple
 from provisioner.errors import Problem
 from provisioner.idset import CpuSet, NodeSet, union_cpus, union_nodes
 from provisioner.locality import find_memory_nodes, nearest
-from provisioner.nearness import nearest_nics
+from provisioner.nearness import rdma_names
 from provisioner.plan import Alignment, Rank, Service
 from provisioner.plan_notes import rank_notes
 from provisioner.request import PlacementRequest, ServiceRequest
 from provisioner.shares import Place, Shares
-from provisioner.topology import Accelerator, Core, Machine
+from provisioner.topology import Accelerator, Core, Machine, Nic
 
 
 class RankBuilder(NamedTuple):
@@ -23,6 +23,7 @@ class RankBuilder(NamedTuple):
     request: PlacementRequest
     places: Mapping[str, Place]
     shares: Shares
+    nics: Mapping[str, Sequence[Nic]]  # each card's RDMA functions, by the card's name
 
     def service(
         self, service: ServiceRequest, cards: Sequence[Accelerator], problems: list[Problem]
@@ -41,6 +42,7 @@ class RankBuilder(NamedTuple):
             service.visible_devices,
             service.worker,
             service.memory_need_bytes,
+            service.nic_environment,
         )
 
     def _rank(
@@ -61,18 +63,23 @@ class RankBuilder(NamedTuple):
         memory_nodes = NodeSet()
         if service.memory != "off":
             memory_nodes = self._memory_nodes(service, number, places, cpu_nodes | lent, problems)
-        nics: dict[str, None] = {}
-        for place in places:
-            nics |= dict.fromkeys(
-                nearest_nics(machine, place.card, place.locality.nodes | place.cpu_nodes)
-            )
+        # By address: a rank's cards may share a function.
+        nics = {nic.address: nic for card in cards for nic in self.nics[card.name]}.values()
+        ports = {
+            name: numbers
+            for nic in nics
+            for name, numbers in zip(nic.rdma_names, nic.ports, strict=False)
+        }
+        names = rdma_names(nics)
+        numbers = tuple(number for card in cards for number in card.runtime_numbers)
+        indexes = tuple(card.index for card in cards)
         cpus = main_cpus | compile_cpus
         alignment = _alignment(machine, cores, cpus, cpu_nodes, cpu_nodes | lent, memory_nodes)
         return Rank(
             number,
             f"{service.name}-rank{number}.slice",
             tuple(card.name for card in cards),
-            tuple(card.index for card in cards),
+            indexes,
             cards[0].vendor,
             cpu_nodes | lent,
             memory_nodes,
@@ -80,12 +87,15 @@ class RankBuilder(NamedTuple):
             main_cpus,
             compile_cpus,
             len(main),
-            tuple(nics),
+            names,
             alignment,
             rank_notes(
                 machine, self.request, service, number, places, cpus, cpu_nodes, lent, memory_nodes
             ),
             tuple(place.locality.source for place in places),
+            () if numbers == indexes else numbers,
+            tuple(card.module for card in cards if card.module is not None),
+            tuple(f"{name}:{port}" for name in names for port in ports.get(name, ())),
         )
 
     def _cpus(self, cores: Sequence[Core], share: CpuSet) -> CpuSet:

@@ -66,12 +66,29 @@ class VariableGroup(NamedTuple):
 class DeviceVariables(NamedTuple):
     """How a vendor's runtime is told which cards a process sees."""
 
-    visible: str  # the variable that lists physical card numbers
-    fixed: Mapping[str, str]  # what makes the runtime count cards in PCI order, as provision does
+    visible: str  # the variable that lists the numbers by which the runtime counts cards
+    fixed: Mapping[str, str] = {}  # what makes the runtime count cards as provision does
+    unset: tuple[str, ...] = ()  # what would make it count otherwise, and is taken away
+    modules: str | None = None  # the variable that lists the cards' places on their board
 
 
+# HIP_VISIBLE_DEVICES chooses among what ROCR_VISIBLE_DEVICES leaves, and counts that from 0: with
+# both set, a rank gets another card or none. HIP's is the one that frameworks read and set
+# (PyTorch, vLLM, Ray), so ROCR's goes, and GPU_DEVICE_ORDINAL, a third filter of the same kind.
+_HIP = DeviceVariables("HIP_VISIBLE_DEVICES", unset=("ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"))
 DEVICE_VARIABLES: Mapping[str, DeviceVariables] = {
     "nvidia": DeviceVariables("CUDA_VISIBLE_DEVICES", {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+    "amd": _HIP,
+    "hygon": _HIP,
+    # Without COMPOSITE a number is a tile, and a card may have two of them.
+    # Source: Level Zero's core programming guide, environment variables.
+    "intel": DeviceVariables(
+        "ZE_AFFINITY_MASK",
+        {"ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1", "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"},
+    ),
+    # The first is read by container runtimes and counts accelN, the second by the process itself.
+    "habana": DeviceVariables("HABANA_VISIBLE_DEVICES", modules="HABANA_VISIBLE_MODULES"),
+    "ascend": DeviceVariables("ASCEND_RT_VISIBLE_DEVICES"),
 }
 
 
@@ -193,8 +210,8 @@ def _render_worker(
             command=command,
             directory=directory,
             # UnsetEnvironment= undoes what EnvironmentFile= says too, so that where the operator
-            # sets the variable it must stay out.
-            unset=UNSET if UNSET not in worker.environment else None,
+            # sets a variable it must stay out.
+            unset=[name for name in unset_variables(service) if name not in worker.environment],
         )
     }
     if service.memory == "prefer":
@@ -237,7 +254,6 @@ def _render_wrapper(service: Service, header: tuple[str, ...], folder: str) -> R
         ]
     wall = service.memory == "bind"
     last = len(service.ranks) - 1
-    vendors = sorted({rank.vendor for rank in service.ranks} & DEVICE_VARIABLES.keys())
     return _fill(
         "run.sh.j2",
         executable=True,
@@ -246,12 +262,33 @@ def _render_wrapper(service: Service, header: tuple[str, ...], folder: str) -> R
         folder=folder,
         rank_range=f"0 to {last}" if last else "0",
         table=[(rank.rank, rank.cpus, rank.memory_nodes if wall else "") for rank in service.ranks],
-        kept=[
-            (devices.visible, (devices.visible, *devices.fixed, "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-            for devices in (DEVICE_VARIABLES[vendor] for vendor in vendors)
-        ],
-        unset=UNSET,
+        # LOCAL_RANK counts one vendor's ranks, and in a service of several it does not say which.
+        is_mixed=is_mixed(service),
+        kept=[(one.visible, kept_variables(one)) for one in device_variables(service)],
+        unset=unset_variables(service),
     )
+
+
+def device_variables(service: Service) -> list[DeviceVariables]:
+    """Those of each runtime that the service's ranks have, each once."""
+    vendors = sorted({rank.vendor for rank in service.ranks} & DEVICE_VARIABLES.keys())
+    return list({DEVICE_VARIABLES[one].visible: DEVICE_VARIABLES[one] for one in vendors}.values())
+
+
+def kept_variables(devices: DeviceVariables) -> tuple[str, ...]:
+    """What a caller that lists the visible cards itself keeps: the list and all that counts by it."""
+    modules = (devices.modules,) if devices.modules else ()
+    return (devices.visible, *devices.fixed, *modules, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+def is_mixed(service: Service) -> bool:
+    """Whether a service's ranks have cards of several vendors, of which LOCAL_RANK counts one."""
+    return len({rank.vendor for rank in service.ranks}) > 1
+
+
+def unset_variables(service: Service) -> list[str]:
+    """What is taken out of the environment of the service's ranks."""
+    return [UNSET, *(name for one in device_variables(service) for name in one.unset)]
 
 
 def preferred_node(rank: Rank) -> int:
@@ -270,12 +307,15 @@ def _environment_groups(
     if service.visible_devices == "service":
         mates = [one for one in service.ranks if one.vendor == rank.vendor]
         reason = "All cards of the service, in rank order: "
-    cards = [str(index) for mate in mates for index in mate.device_indexes]
+    cards = [str(number) for mate in mates for number in mate.visible_numbers]
     entries = "an engine takes entry LOCAL_RANK."
-    if len(rank.device_indexes) > 1:  # LOCAL_RANK counts ranks, and the list counts cards
-        first = sum(len(mate.device_indexes) for mate in mates[: mates.index(rank)])
-        last = first + len(rank.device_indexes) - 1
-        entries = f"the rank's are entries {first} to {last}, not LOCAL_RANK."
+    # LOCAL_RANK counts ranks, and the list counts cards, or the partitions of cards.
+    if any(len(mate.visible_numbers) > 1 for mate in mates):
+        first = sum(len(mate.visible_numbers) for mate in mates[: mates.index(rank)])
+        last = first + len(rank.visible_numbers) - 1
+        span = f"entries {first} to {last}" if last > first else f"entry {first}"
+        entries = f"the rank's are {span}, not LOCAL_RANK."
+    modules = [str(module) for mate in mates for module in mate.device_modules]
     groups = [
         VariableGroup(
             ("Whose environment this is.",),
@@ -299,13 +339,20 @@ def _environment_groups(
         VariableGroup(
             (
                 reason + entries,
-                "A card's number is its position in PCI order.",
+                "A card's number is its position in PCI order."
+                if not any(mate.runtime_numbers for mate in mates)
+                else "The numbers are those of the cards' own runtime, not positions in PCI order.",
             ),
             {
                 "LOCAL_RANK": str([mate.rank for mate in mates].index(rank.rank)),
                 "LOCAL_WORLD_SIZE": str(len(mates)),
                 **(devices.fixed if devices else {}),
                 **({devices.visible: ",".join(cards)} if devices else {}),
+                **(
+                    {devices.modules: ",".join(modules)}
+                    if devices and devices.modules and modules
+                    else {}
+                ),
             },
         ),
         VariableGroup(
@@ -328,6 +375,8 @@ def _environment_groups(
             {"TLLM_NUMA_AWARE_WORKER_AFFINITY": "0", "SGLANG_SET_CPU_AFFINITY": "0"},
         )
     )
+    if service.nic_environment and rank.nics:
+        groups.append(_nic_group(rank))
     if service.worker is not None and service.worker.environment:
         groups.append(
             VariableGroup(
@@ -336,6 +385,19 @@ def _environment_groups(
             )
         )
     return tuple(groups)
+
+
+def _nic_group(rank: Rank) -> VariableGroup:
+    """The RDMA devices by NCCL's and UCX's names for them.
+
+    Source: NCCL's environment variables, NCCL_IB_HCA (without "=" a name is a prefix, and mlx5_1
+    means mlx5_10 too); UCX, UCX_NET_DEVICES (a device and its port).
+    """
+    variables = {"NCCL_IB_HCA": f"={','.join(rank.nics)}"}
+    with_ports = {port.rpartition(":")[0] for port in rank.nic_ports}
+    if with_ports == set(rank.nics):
+        variables["UCX_NET_DEVICES"] = ",".join(rank.nic_ports)
+    return VariableGroup(("The nearest RDMA devices, to NCCL and to UCX.",), variables)
 
 
 # What systemd takes as a program: no quote, backslash or control character, and $ stays as it is

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from provisioner.errors import ParseError, Problem, shorten
 from provisioner.idset import CpuSet
 from provisioner.pci import find_pci_address
-from provisioner.topology import MemoryKind
+from provisioner.topology import MemoryKind, Vendor
 
 Policy = Literal["exclusive", "node", "llc", "card-range"]
 Smt = Literal["siblings", "first"]
@@ -55,11 +55,15 @@ class ServiceRequest:
         None  # PCI addresses or card numbers, in rank order; None: every card
     )
     devices_per_rank: int = 1
+    vendor: Vendor | None = (
+        None  # whose cards, and whose numbers devices= counts; None: any vendor's
+    )
     compile_cores: int = 0  # cores of each rank's share set aside for background compilation
     memory: MemoryMode = "bind"
     memory_need_bytes: int | None = None  # per rank
     memory_kinds: tuple[MemoryKind, ...] = ("dram",)  # kinds of memory that a rank may use
     visible_devices: Visible = "service"  # which cards a rank's environment names
+    nic_environment: bool = False  # name the nearest RDMA devices to NCCL and UCX
     worker: WorkerRequest | None = None
 
 
@@ -77,6 +81,7 @@ class PlacementRequest:
     exclude_cpus: CpuSet = CpuSet()
     use_isolated: bool = False
     confine: bool = False
+    virtual_nics: bool = False  # virtual functions count as RDMA devices too
     locality: Mapping[str, int] = field(
         default_factory=dict
     )  # card (address, or vendor and index) -> node
@@ -144,13 +149,13 @@ def check_request(request: PlacementRequest) -> list[Problem]:
         seen.add(service.name)
     if len(request.services) > 1:
         for service in request.services:
-            if service.devices is None:
+            if service.devices is None and service.vendor is None:
                 problems.append(
                     Problem(
                         "devices_missing",
                         f"service '{shorten(service.name)}': devices= is missing: with {len(request.services)} "
                         "services on a host each must list its cards",
-                        "List the cards of each service by PCI address or number",
+                        "List the cards of each service by PCI address or number, or give each its vendor=",
                     )
                 )
     if request.reserve_cores < 0:

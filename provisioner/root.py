@@ -271,8 +271,9 @@ def _leads_out(path: str, target: str) -> ReadError:
 
 
 def _is_unanswered(error: OSError) -> bool:
-    # A device that does not answer makes its attribute fail to read, and so does a process that has
-    # ended since its file was opened; on a live system only.
+    # A device that does not answer makes its attribute fail to read, and so do a process that has
+    # ended since its file was opened, and a GPU of AMD's that the cgroup keeps from this process
+    # (EPERM, from kfd_topology.c); on a live system only.
     import errno
 
     return error.errno in (
@@ -283,6 +284,7 @@ def _is_unanswered(error: OSError) -> bool:
         errno.EINVAL,
         errno.ENODATA,
         errno.ESRCH,
+        errno.EPERM,
     )
 
 

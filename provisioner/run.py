@@ -21,7 +21,14 @@ from provisioner.idset import CpuSet
 from provisioner.layout import slice_cgroup
 from provisioner.plan import Plan, Rank, Service
 from provisioner.processes import read_own_cgroup, read_own_limits, read_process
-from provisioner.render import DEVICE_VARIABLES, UNSET, preferred_node, rank_environment
+from provisioner.render import (
+    device_variables,
+    is_mixed,
+    kept_variables,
+    preferred_node,
+    rank_environment,
+    unset_variables,
+)
 from provisioner.root import Root
 
 # As env(1) and the shell say it; 125 is the tool's own failure before the command.
@@ -52,22 +59,29 @@ class CommandError(InputError):
         self.exit_status = exit_status  # type: ignore[misc]
 
 
-def find_rank(plan: Plan, name: str | None, number: str | None) -> tuple[Service, Rank]:
+def find_rank(
+    plan: Plan, name: str | None, given: str | None, local_rank: str | None
+) -> tuple[Service, Rank]:
     """The service and rank that are meant.
 
     Args:
         plan: the plan in force.
         name: the service's name; None: the only one.
-        number: the rank as text; None: LOCAL_RANK was not set either.
+        given: the rank as text; None: what LOCAL_RANK says.
+        local_rank: LOCAL_RANK; None: it is not set.
 
     Raises: InputError.
     """
     service = find_service(plan, name)
+    number = given
+    if number is None and not is_mixed(service):  # else it counts one vendor's ranks
+        number = local_rank
     last = len(service.ranks) - 1
     expected = f"0 to {last}" if last else "0"
     if number is None or not number.strip():
         raise InputError(
-            "no rank: neither --rank nor LOCAL_RANK says one", f"Give --rank N, N from {expected}"
+            f"no rank: {'--rank does not say' if is_mixed(service) else 'neither --rank nor LOCAL_RANK says'} one",
+            f"Give --rank N, N from {expected}",
         )
     if not (number.isascii() and number.isdigit()) or int(number) > last:
         raise InputError(
@@ -101,14 +115,14 @@ def merge_environment(
     It is the caller's with the rank's over it. Which cards are visible and which of them is the rank's go
     together: who lists the cards numbers them too, so that the caller's list keeps the caller's numbers.
     """
-    environment = {name: value for name, value in caller.items() if name != UNSET}
+    removed = unset_variables(service)
+    environment = {name: value for name, value in caller.items() if name not in removed}
     environment |= rank_environment(plan, service, rank, folder)
     if service.visible_devices == "service" and "LOCAL_WORLD_SIZE" in caller:
         environment["LOCAL_WORLD_SIZE"] = caller["LOCAL_WORLD_SIZE"]
-    for vendor in sorted({one.vendor for one in service.ranks} & DEVICE_VARIABLES.keys()):
-        devices = DEVICE_VARIABLES[vendor]
+    for devices in device_variables(service):
         if devices.visible in caller:
-            names = (devices.visible, *devices.fixed, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+            names = kept_variables(devices)
             environment |= {name: caller[name] for name in names if name in caller}
     return environment
 
@@ -215,8 +229,7 @@ def service_properties(
         "Slice": rank.slice,
         "ExecStart": [program, *command[1:]],
         "Environment": [f"{name}={value}" for name, value in environment.items()],
-        # NCCL: set, its threads leave the rank's CPUs for those that it finds near to the card.
-        "UnsetEnvironment": [UNSET],
+        "UnsetEnvironment": [name for name in unset_variables(service) if name not in environment],
         "KillMode": "mixed",
         "OOMPolicy": "kill",
     }

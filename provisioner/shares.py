@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from provisioner.errors import Problem
 from provisioner.idset import CpuSet, NodeSet, union_cpus
-from provisioner.locality import Locality, find_cpu_nodes, find_locality, nearest
+from provisioner.locality import Locality, find_card_locality, find_cpu_nodes, nearest
 from provisioner.plan import Note
 from provisioner.request import PlacementRequest
 from provisioner.topology import Accelerator, Core, Machine
@@ -76,7 +76,7 @@ def find_places(machine: Machine, stated: Mapping[str, int]) -> tuple[list[Place
 
 
 def _find_place(machine: Machine, card: Accelerator, stated: int | None) -> Place | Problem:
-    locality = find_locality(machine, card.address, stated)
+    locality = find_card_locality(machine, card, stated)
     if isinstance(locality, Problem):
         return locality
     nodes = find_cpu_nodes(machine, card, locality)

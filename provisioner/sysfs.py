@@ -2,6 +2,7 @@
 
 Source of the paths: Documentation/ABI/stable/sysfs-devices-node, ABI/testing/sysfs-devices-system-cpu,
 ABI/testing/sysfs-bus-pci, admin-guide/cputopology.rst; NVIDIA's kernel-open/nvidia/nv-procfs.c.
+The files of other vendors' drivers are `cardfs`'s.
 
 Absent, throughout: None (or an empty set where the docstring says so). Every function raises
 ReadError for a file that is there but can't be read, and ParseError, with the file's path, for text
@@ -58,7 +59,7 @@ def read_cpu_set(root: Root, name: str) -> CpuSet | None:
 def list_cpus(root: Root) -> CpuSet:
     """The CPUs that have a folder; empty if there is none."""
     names = root.list(_CPU)
-    return CpuSet(int(name[3:]) for name in names if name.startswith("cpu") and _is_id(name[3:]))
+    return CpuSet(int(name[3:]) for name in names if name.startswith("cpu") and is_id(name[3:]))
 
 
 def read_cpu_online(root: Root, cpu: int) -> bool | None:
@@ -80,7 +81,7 @@ def list_topology_files(root: Root, cpu: int) -> frozenset[str]:
 def list_cache_indexes(root: Root, cpu: int) -> tuple[str, ...]:
     """The names of the caches in cpuN/cache: index0 and so on; empty if none is described."""
     names = root.list(f"{_CPU}/cpu{cpu}/cache")
-    return tuple(name for name in names if name.startswith("index") and _is_id(name[5:]))
+    return tuple(name for name in names if name.startswith("index") and is_id(name[5:]))
 
 
 # The files that name a group's members, the best first. Each has a list and a mask form; kernels
@@ -152,7 +153,7 @@ def describe_cpu(root: Root, cpu: int, leaf: str = "topology") -> str:
 def list_nodes(root: Root) -> NodeSet:
     """The nodes that have a folder, the online ones; empty if the kernel has no NUMA."""
     names = root.list(_NODE)
-    return NodeSet(int(name[4:]) for name in names if name.startswith("node") and _is_id(name[4:]))
+    return NodeSet(int(name[4:]) for name in names if name.startswith("node") and is_id(name[4:]))
 
 
 def read_nodes_with_memory(root: Root) -> NodeSet | None:
@@ -320,6 +321,11 @@ def read_pci_path(root: Root, address: PciAddress) -> PciPath:
     return PciPath(None, ())
 
 
+def describe_pci(root: Root, address: PciAddress, leaf: str) -> str:
+    """The path of a function's file, for messages."""
+    return root.describe(f"{_PCI}/{address}/{leaf}")
+
+
 def list_class_devices(root: Root, kind: str) -> list[tuple[str, PciAddress]]:
     """(name, PCI address) of each device of /sys/class/KIND that is on the PCI bus."""
     found: list[tuple[str, PciAddress]] = []
@@ -329,6 +335,17 @@ def list_class_devices(root: Root, kind: str) -> list[tuple[str, PciAddress]]:
         if address is not None:
             found.append((name, address))
     return found
+
+
+def list_rdma_ports(root: Root, name: str) -> tuple[int, ...]:
+    """The port numbers of an RDMA device, ascending; empty if it does not say them."""
+    ports = root.list(f"sys/class/infiniband/{name}/ports")
+    return tuple(sorted(int(port) for port in ports if is_id(port)))
+
+
+def has_unified_bus(root: Root) -> bool:
+    """Whether there is a class of devices on the unified bus, which Ascend NPUs may be on."""
+    return root.resolve("sys/class/ubcore") is not None
 
 
 # NVIDIA's driver --------------------------------------------------------------------------------
@@ -377,20 +394,27 @@ def parse_nvidia_information(text: str) -> NvidiaInformation:
         lines.get("Model") or None,
         # The driver writes question marks until a card was first used.
         uuid if uuid and "?" not in uuid else None,
-        int(minor) if _is_id(minor) else None,
+        int(minor) if is_id(minor) else None,
     )
 
 
 def parse_numa_status(text: str) -> int | None:
     """The number of the line 'Node:', if it is one."""
     node = _parse_lines(text).get("Node", "")
-    return int(node) if _is_id(node) else None
+    return int(node) if is_id(node) else None
 
 
 def list_nvidia_nodes(root: Root) -> list[int]:
     """N of each /dev/nvidiaN, ascending."""
-    names = root.list("dev")
-    return sorted(int(name[6:]) for name in names if name.startswith("nvidia") and _is_id(name[6:]))
+    return numbers_of(root.list("dev"), "nvidia")
+
+
+def numbers_of(names: list[str], prefix: str) -> list[int]:
+    """N of each name that is the prefix and a number, ascending."""
+    start = len(prefix)
+    return sorted(
+        int(name[start:]) for name in names if name.startswith(prefix) and is_id(name[start:])
+    )
 
 
 def _parse_lines(text: str) -> dict[str, str]:
@@ -403,5 +427,6 @@ def _read_list_or_mask(root: Root, list_path: str, mask_path: str) -> CpuSet | N
     return found if found is not None else read_parsed(root, mask_path, CpuSet.parse_mask)
 
 
-def _is_id(text: str) -> bool:
+def is_id(text: str) -> bool:
+    """Whether the text is a number of at most nine digits, as the kernel numbers things."""
     return text.isascii() and text.isdigit() and len(text) <= 9

@@ -20,7 +20,10 @@ from provisioner.pci import PciAddress
 MemoryKind = Literal["dram", "gpu", "hbm", "cxl", "none"]
 MEMORY_KINDS: tuple[MemoryKind, ...] = ("dram", "gpu", "hbm", "cxl", "none")
 
-NodeSource = Literal["locality", "numa_node", "bridge", "local_cpulist", "one_node"]
+Vendor = Literal["nvidia", "amd", "hygon", "intel", "habana", "ascend"]
+VENDORS: tuple[Vendor, ...] = ("nvidia", "amd", "hygon", "intel", "habana", "ascend")
+
+NodeSource = Literal["locality", "numa_node", "driver", "bridge", "local_cpulist", "one_node"]
 
 
 class Cpu(NamedTuple):
@@ -81,19 +84,27 @@ class PciFunction(NamedTuple):
 class Accelerator:
     """One physical accelerator, a card."""
 
-    vendor: str  # nvidia, later: ascend, amd, intel, habana
+    vendor: str  # one of VENDORS
     index: int  # the physical card number: position in PCI order among the vendor's cards
     address: PciAddress | None  # None: known from /dev alone
-    source: Literal["driver", "pci", "dev"]  # what named it
+    source: Literal["driver", "pci", "ubcore", "dev"]  # what named it
     model: str | None = None  # e.g. the driver's 'Model:' line
     uuid: str | None = None  # the driver's 'GPU UUID:' line
     minor: int | None = None  # the driver's 'Device Minor:' line, N of /dev/nvidiaN
     memory_nodes: NodeSet = NodeSet()  # NUMA nodes that are this card's own memory
+    numbers: tuple[int, ...] = ()  # the vendor's runtime's, one for each partition; none: `index`
+    module: int | None = None  # its place on the board, accelN/device/module_id of Gaudi
+    numa_node: int | None = None  # what its driver says where it has no PCI function
 
     @property
     def name(self) -> str:
         """The PCI address, or vendor and index where none is known."""
         return str(self.address) if self.address is not None else f"{self.vendor}{self.index}"
+
+    @property
+    def runtime_numbers(self) -> tuple[int, ...]:
+        """The numbers by which the vendor's runtime counts it; several for a card cut into partitions."""
+        return self.numbers or (self.index,)
 
 
 class Nic(NamedTuple):
@@ -103,6 +114,7 @@ class Nic(NamedTuple):
     rdma_names: tuple[str, ...]  # /sys/class/infiniband/NAME, sorted
     net_names: tuple[str, ...]  # /sys/class/net/NAME, sorted
     is_virtual: bool  # an SR-IOV virtual function (it has a physfn link)
+    ports: tuple[tuple[int, ...], ...] = ()  # /sys/class/infiniband/NAME/ports, as `rdma_names`
 
     @property
     def name(self) -> str | None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from provisioner.fingerprint import machine_fingerprint
 from provisioner.idset import NodeSet
-from provisioner.locality import Locality, find_locality
-from provisioner.nearness import nearest_nics
+from provisioner.locality import Locality, find_card_locality, find_locality
+from provisioner.nearness import nearest_nics, rdma_names
 from provisioner.oddities import find_oddities
 from provisioner.pci import PciAddress
 from provisioner.plan import Note
@@ -22,7 +22,7 @@ def topology_to_json(machine: Machine) -> dict[str, Any]:
     allowed = machine.allowed_cpus
     cards = []
     for card in machine.accelerators:
-        locality = find_locality(machine, card.address)
+        locality = find_card_locality(machine, card)
         found = locality if isinstance(locality, Locality) else None
         function = machine.pci.get(card.address) if card.address is not None else None
         cards.append(
@@ -41,6 +41,8 @@ def topology_to_json(machine: Machine) -> dict[str, Any]:
                 "memory_nodes": str(card.memory_nodes),
                 "model": card.model,
                 "known_by": card.source,
+                "runtime_numbers": list(card.runtime_numbers),
+                "module": card.module,
             }
         )
     return {
@@ -75,6 +77,7 @@ def topology_to_json(machine: Machine) -> dict[str, Any]:
                 "rdma_names": list(nic.rdma_names),
                 "net_names": list(nic.net_names),
                 "is_virtual": nic.is_virtual,
+                "rdma_ports": [list(ports) for ports in nic.ports],
             }
             for nic in machine.nics
         ],
@@ -85,15 +88,22 @@ def topology_to_json(machine: Machine) -> dict[str, Any]:
     }
 
 
+def card_label(machine: Machine, vendor: str, index: int) -> str:
+    """A card's number, with its vendor in front where the machine has cards of several."""
+    is_mixed = any(card.vendor != vendor for card in machine.accelerators)
+    return f"{vendor}{index}" if is_mixed else str(index)
+
+
 def node_rows(machine: Machine) -> Iterator[list[str]]:
     """A row for each NUMA node: id, kind, memory, packages, cores, CPUs, LLCs, cards, distances."""
     cards: dict[int, list[str]] = {}
     for card in machine.accelerators:
-        locality = find_locality(machine, card.address)
+        locality = find_card_locality(machine, card)
         for node_id in locality.nodes if isinstance(locality, Locality) else ():
-            cards.setdefault(node_id, []).append(str(card.index))
+            cards.setdefault(node_id, []).append(card_label(machine, card.vendor, card.index))
         for node_id in card.memory_nodes:
-            cards.setdefault(node_id, []).append(f"memory of {card.index}")
+            label = card_label(machine, card.vendor, card.index)
+            cards.setdefault(node_id, []).append(f"memory of {label}")
     for node in machine.nodes:
         cores = machine.node_cores(node.id)
         caches = {core.llc for core in cores}
@@ -117,18 +127,20 @@ def node_rows(machine: Machine) -> Iterator[list[str]]:
 def card_rows(machine: Machine) -> Iterator[list[str]]:
     """A row for each card: number, address, model, node, what said so, its CPUs, bridges above, RDMA."""
     for card in machine.accelerators:
-        locality = find_locality(machine, card.address)
+        locality = find_card_locality(machine, card)
         found = locality if isinstance(locality, Locality) else None
         function = machine.pci.get(card.address) if card.address is not None else None
         yield [
-            str(card.index),
+            card_label(machine, card.vendor, card.index),
             "?" if card.address is None else str(card.address),
             card.model or card.vendor,
             "?" if found is None else str(found.nodes),
             "nothing" if found is None else found.source,
             "?" if function is None or function.local_cpus is None else str(function.local_cpus),
             _below(machine, card.address),
-            ",".join(nearest_nics(machine, card, NodeSet() if found is None else found.nodes)),
+            ",".join(
+                rdma_names(nearest_nics(machine, card, NodeSet() if found is None else found.nodes))
+            ),
         ]
 
 
@@ -150,7 +162,7 @@ def topology_notes(machine: Machine) -> tuple[Note, ...]:
     """What is odd about a machine, whatever is planned on it."""
     notes = list(find_oddities(machine))
     for card in machine.accelerators:
-        locality = find_locality(machine, card.address)
+        locality = find_card_locality(machine, card)
         if not isinstance(locality, Locality):
             notes.append(
                 Note(
@@ -159,7 +171,7 @@ def topology_notes(machine: Machine) -> tuple[Note, ...]:
                     f'State it in provision.toml: [locality] "{card.name}" = NODE',
                 )
             )
-        elif locality.source != "numa_node":
+        elif locality.source not in {"numa_node", "driver"}:
             notes.append(
                 Note(
                     f"by_{locality.source}",

@@ -7,6 +7,7 @@ from typing import Any
 
 from provisioner.discovery import discover
 from provisioner.facts import build_tree
+from provisioner.facts.toml_form import parse_pci_path
 from provisioner.facts.values import CardFacts, DistanceFacts, HostFacts, NodeFacts, PackageFacts
 from provisioner.idset import CpuSet, NodeSet, union_cpus
 from provisioner.pci import PciAddress, parse_pci_address
@@ -14,6 +15,7 @@ from provisioner.plan import Plan, Rank
 from provisioner.planner import make_plan
 from provisioner.request import PlacementRequest, ServiceRequest
 from provisioner.topology import Machine
+from tests.trees import CARD_IDS
 
 GIB = 1 << 30
 
@@ -27,6 +29,7 @@ def make_host(
     memory: Mapping[int, int] | None = None,
     distances: Mapping[tuple[int, int], int] | None = None,
     within: str = "root",
+    vendor: str = "nvidia",
     **facts: Any,
 ) -> Machine:
     """A machine.
@@ -39,6 +42,7 @@ def make_host(
         memory: node -> GiB; 64 for each node that is left out.
         distances: (node, node) -> distance, both ways.
         within: the ceiling that is read.
+        vendor: whose the cards are.
         facts: what else the host's facts say.
     """
     sizes = memory or {}
@@ -62,19 +66,28 @@ def make_host(
             for (a, b), value in (distances or {}).items()
         ),
         cards=facts.pop("card_facts", ())
-        or tuple(_card(number, card) for number, card in enumerate(cards)),
+        or tuple(_card(number, card, vendor) for number, card in enumerate(cards)),
         **facts,
     )
     return discover(build_tree(host), within)
 
 
-def _card(number: int, card: int | tuple[str, int | None] | None) -> CardFacts:
+def make_card(path: str, vendor: str = "nvidia", **facts: Any) -> CardFacts:
+    """A card of a vendor at the end of a path such as '0000:16:01.0/17:00.0'."""
+    vendor_id, device, pci_class = CARD_IDS[vendor]
+    said = {"vendor": vendor_id, "device": device, "pci_class": pci_class, "model": "made"}
+    return CardFacts(path=parse_pci_path(path), **{**said, **facts})
+
+
+def _card(
+    number: int, card: int | tuple[str, int | None] | None, vendor: str = "nvidia"
+) -> CardFacts:
     if isinstance(card, tuple):
         address, node = parse_pci_address(card[0]), card[1]
     else:
         address, node = PciAddress(0, 0x10 + 8 * number, 0, 0), card
     bridge = PciAddress(address.domain, address.bus - 1 if address.bus else 0, 1, 0)
-    return CardFacts(path=(bridge, address), device=0x2330, numa_node=node, model="made")
+    return make_card(f"{bridge}/{address}", vendor, numa_node=node)
 
 
 def plan_for(machine: Machine, **request: Any) -> Plan:

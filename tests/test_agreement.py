@@ -13,8 +13,9 @@ import pytest
 
 from provisioner.discovery import discover
 from provisioner.errors import InputError, ProblemsError, TopologyError
-from provisioner.idset import CpuSet
+from provisioner.idset import CpuSet, NodeSet
 from provisioner.locality import Locality, find_locality
+from provisioner.pci import parse_pci_address
 from provisioner.planner import make_plan
 from provisioner.request import PlacementRequest
 from provisioner.topology import Accelerator, Machine
@@ -58,6 +59,16 @@ ONE_NODE_MEMORY = "linux-amd64-61797caf7c0b6bca1725ad7975ed4773"
 
 # Network interfaces that the source names and the tree, written from it, does not have.
 NET_NAMES_MISSING = {"p9-32core-4v100-gpumem": {"prov", "nfs", "pub"}}
+
+# Cards of the sources that are none here.
+CARDS_LEFT_OUT = {
+    "hwlocxml-x3950m2-pci": {"0000:01:00.0": "a Radeon ES1000, the graphics of a BMC"},
+    "rccl-8gpu-mi200-90a": {
+        f"0000:{bus}:00.0": "the source does not say whose it is: there is no vendor file"
+        for bus in ("c1", "c5", "c9", "cd", "d1", "d5", "d9", "dd")
+    },
+}
+VENDOR_IDS = {"0x10de": "nvidia", "0x1002": "amd", "0x1da3": "habana"}
 
 # The kinds of memory by hwloc's names.
 KINDS = {"DRAM": "dram", "HBM": "hbm", "MCDRAM": "hbm", "NVM": "cxl", "GPUMemory": "gpu"}
@@ -168,23 +179,45 @@ def test_ceiling(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nvidia_cards(name: str) -> None:
-    """NVIDIA's cards, in PCI order, and the NUMA node of each, are the source's."""
+def test_cards(name: str) -> None:
+    """Every vendor's cards, in PCI order, with the NUMA node and the CPUs of each, are the source's."""
     machine = machine_of(name)
     expected = expected_of(name)
     if expected["origin"] == "capture":
+        # None has a card: display controllers are a BMC's, a processor's or too old for any runtime.
         assert machine.accelerators == ()
         return
-    right = [
-        (card["bdf"], card["numa_node"]) for card in expected["gpus"] if card["vendor"] == "0x10de"
-    ]
-    assert [(card.name, node_of(machine, card)) for card in machine.accelerators] == right
-    assert [card.index for card in machine.accelerators] == list(range(len(right)))
-    assert {str(nic.address) for nic in machine.nics} == {nic["bdf"] for nic in expected["nics"]}
+    right: dict[str, list[tuple[str, int, str]]] = defaultdict(list)
+    left_out = CARDS_LEFT_OUT.get(name, {})
+    for card in sorted(expected["gpus"], key=lambda card: parse_pci_address(card["bdf"])):
+        if card["bdf"] not in left_out:
+            facts = (card["bdf"], card["numa_node"], card["local_cpulist"])
+            right[VENDOR_IDS[card["vendor"]]].append(facts)
+    ours: dict[str, list[tuple[str, int | None, str]]] = defaultdict(list)
+    for one in machine.accelerators:
+        assert one.index == len(ours[one.vendor])
+        cpus = machine.pci_path(one.address)[0].local_cpus
+        ours[one.vendor].append((one.name, node_of(machine, one), str(cpus)))
+    assert ours == right
+    assert set(left_out) <= {card["bdf"] for card in expected["gpus"]}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_network_devices(name: str) -> None:
+    """The network devices on the PCI bus, their names and NUMA nodes, are the source's."""
+    machine = machine_of(name)
+    expected = expected_of(name)
+    if expected["origin"] == "capture":
+        pytest.skip("hwloc tells them by their names alone")
+    right = {nic["bdf"]: nic for nic in expected["nics"]}
+    assert {str(nic.address) for nic in machine.nics} == set(right)
     for nic in machine.nics:
-        right_nic = next(one for one in expected["nics"] if one["bdf"] == str(nic.address))
-        names = set(right_nic.get("osdev", ())) - NET_NAMES_MISSING.get(name, set())
+        source = right[str(nic.address)]
+        names = set(source.get("osdev", ())) - NET_NAMES_MISSING.get(name, set())
         assert set(nic.rdma_names + nic.net_names) == names
+        locality = find_locality(machine, nic.address)
+        if isinstance(locality, Locality) and locality.source == "numa_node":
+            assert locality.nodes == NodeSet([source["numa_node"]])
 
 
 def node_of(machine: Machine, card: Accelerator) -> int | None:

@@ -17,7 +17,7 @@ from provisioner.pci import PciAddress, parse_pci_address
 from provisioner.planner import make_plan
 from provisioner.request import PlacementRequest, ServiceRequest
 from provisioner.samples import read_sample
-from tests.hosts import cpus_of, make_host, note_codes, plan_for, ranks_of, union_of
+from tests.hosts import cpus_of, make_card, make_host, note_codes, plan_for, ranks_of, union_of
 from tests.machines import read_machine
 
 
@@ -118,9 +118,11 @@ def test_primus_554_seven_and_one() -> None:
 
 
 def test_geopm_3593_remainder() -> None:
-    """geopm#3593: 52 cores among three cards are 17 each, and one is left over and named."""
+    """geopm#3593: 52 cores among three of Intel's cards are 17 each, and one is left over and named."""
     nodes = {0: "0-51,104-155", 1: "52-103,156-207"}
-    plan = plan_for(make_host(nodes, [0, 0, 0, 1, 1, 1], stride=104))
+    machine = make_host(nodes, [0, 0, 0, 1, 1, 1], stride=104, vendor="intel")
+    plan = plan_for(machine)
+    assert {rank.vendor for rank in ranks_of(plan)} == {"intel"}
     assert {len(rank.cpus) for rank in ranks_of(plan)} == {34}
     assert str(plan.unassigned_cpus) == "51,103,155,207"
     assert "remainder" in note_codes(plan)
@@ -212,7 +214,7 @@ def test_vllm_43240_one_instance_a_half() -> None:
 
 def test_vllm_ascend_8600_independent_services() -> None:
     """vllm-ascend#8600: services planned apart on cards that share 144-167 are disjoint: all cards count."""
-    machine = make_host({0: "0-143", 1: "144-167"}, [1, 1])
+    machine = make_host({0: "0-143", 1: "144-167"}, [1, 1], vendor="ascend")
     plans = [plan_for(machine, devices=(card,)) for card in ("0", "1")]
     assert [cpus_of(plan) for plan in plans] == [["144-155"], ["156-167"]]
     assert union_of(plans[0]).isdisjoint(union_of(plans[1]))
@@ -282,25 +284,21 @@ def test_dynamo_8623_long_domains() -> None:
 
 
 def test_mpibind_45_classes() -> None:
-    """Dynamo's 0x0300 misses 3D controllers, and NVSwitches and audio functions are no cards."""
+    """mpibind#45, Dynamo's 0x0300: 3D controllers and MI300A's 0x1200 are cards; NVSwitches and audio are none."""
 
-    def card(bus: int, kind: int) -> CardFacts:
-        return CardFacts(
-            path=(PciAddress(0, bus, 0, 0),),
-            device=1,
-            numa_node=0,
-            pci_class=kind,
-            has_driver=False,
+    def card(bus: int, kind: int, vendor: str = "nvidia") -> CardFacts:
+        return make_card(
+            f"0000:{bus:02x}:00.0", vendor, numa_node=0, pci_class=kind, has_driver=False
         )
 
     kinds = (0x030000, 0x030200, 0x038000, 0x068000, 0x040300)
-    machine = make_host(
-        {0: "0-7"}, card_facts=tuple(card(bus, kind) for bus, kind in enumerate(kinds, 1))
-    )
+    cards = [card(bus, kind) for bus, kind in enumerate(kinds, 1)]
+    machine = make_host({0: "0-7"}, card_facts=(*cards, card(9, 0x120000, "amd")))
     assert [str(one.address) for one in machine.accelerators] == [
         "0000:01:00.0",
         "0000:02:00.0",
         "0000:03:00.0",
+        "0000:09:00.0",
     ]
     assert "driver_not_loaded" in note_codes(plan_for(machine))
 

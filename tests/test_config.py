@@ -28,6 +28,7 @@ from provisioner.request import (
     check_request,
 )
 from provisioner.sizes import format_size, parse_size
+from provisioner.topology import VENDORS
 
 DEFAULT_TEXT = """\
 # What provision places on this host. A key behind a '#' is unset: take the '#' away to set it.
@@ -73,6 +74,10 @@ use_isolated = false
 # Default: false.
 confine = false
 
+# Whether virtual functions count as RDMA devices that a rank may be near to.
+# Default: false.
+virtual_nics = false
+
 # The service's name, and its slice's: up to 64 letters, digits, '_', '.' and ':'.
 # Default: "provision".
 name = "provision"
@@ -83,6 +88,10 @@ name = "provision"
 # Cards of each rank.
 # Default: 1.
 devices_per_rank = 1
+
+# Whose cards, and whose numbers devices count. Unset: every vendor's.
+# One of nvidia, amd, hygon, intel, habana, ascend.
+#vendor = "amd"
 
 # Cores of each rank set aside for background compilation.
 # Default: 0.
@@ -103,6 +112,10 @@ memory_kinds = ["dram"]
 # Cards that a rank's environment names. service: all of its service. rank: its own.
 # One of service, rank. Default: "service".
 visible_devices = "service"
+
+# Whether a rank's environment names its RDMA devices to NCCL and UCX.
+# Default: false.
+nic_environment = false
 
 # NUMA nodes of cards that do not know theirs: PCI address (or nvidia0 and so on) = node id.
 [locality]
@@ -132,11 +145,13 @@ visible_devices = "service"
 #name = "chat"
 #devices = ["0000:1b:00.0", "1"]
 #devices_per_rank = 1
+#vendor = "amd"
 #compile_cores = 0
 #memory = "bind"
 #memory_need = "200GiB"
 #memory_kinds = ["dram"]
 #visible_devices = "service"
+#nic_environment = false
 #[service.worker]
 #command = ["/usr/bin/python3", "-m", "engine"]
 #user = "engine"
@@ -283,6 +298,7 @@ def test_every_key_wrong() -> None:
         use_isolated = "yes"
         confine = 0
         devices_per_rank = 1.0
+        vendor = "matrox"
         compile_cores = true
         memory = 2020-01-01
         memory_need = "lots"
@@ -318,8 +334,8 @@ def test_every_key_wrong() -> None:
     card = "a PCI address such as '0000:1b:00.0', or a card number"
     size = "a size such as '200GiB', '1.5TiB' or '200GB', or a number of bytes"
     service_keys = (
-        "name, devices, devices_per_rank, compile_cores, memory, memory_need, memory_kinds, "
-        "visible_devices, worker"
+        "name, devices, devices_per_rank, vendor, compile_cores, memory, memory_need, "
+        "memory_kinds, visible_devices, nic_environment, worker"
     )
     assert messages(text) == [
         "unknown key 'polcy': expected one of placement, locality, worker, service",
@@ -333,6 +349,10 @@ def test_every_key_wrong() -> None:
         '[placement] use_isolated is "yes": expected true or false',
         "[placement] confine is 0: expected true or false",
         "[placement] devices_per_rank is 1.0: expected a whole number",
+        (
+            '[placement] vendor is "matrox": expected one of nvidia, amd, hygon, intel, habana, '
+            "ascend"
+        ),
         "[placement] compile_cores is true: expected a whole number",
         "[placement] memory is 2020-01-01: expected one of bind, prefer, off",
         f"[placement] memory_need: 'lots' is no size: expected {size}",
@@ -589,11 +609,13 @@ SERVICE: dict[str, st.SearchStrategy[Any]] = {
     "name": NAMES,
     "devices": st.none() | st.lists(CARDS, min_size=1, max_size=4, unique=True).map(tuple),
     "devices_per_rank": st.integers(1, 2**63 - 1),
+    "vendor": st.none() | st.sampled_from(VENDORS),
     "compile_cores": st.integers(0, 9),
     "memory": st.sampled_from(MEMORY_MODES),
     "memory_need_bytes": st.none() | st.integers(1, 2**63 - 1),
     "memory_kinds": st.lists(st.sampled_from(["dram", "gpu", "hbm", "cxl"]), min_size=1).map(tuple),
     "visible_devices": st.sampled_from(VISIBLE_MODES),
+    "nic_environment": st.booleans(),
     "worker": st.none() | st.builds(WorkerRequest, **WORKER),
 }
 PLACEMENT: dict[str, st.SearchStrategy[Any]] = {
@@ -607,6 +629,7 @@ PLACEMENT: dict[str, st.SearchStrategy[Any]] = {
     "exclude_cpus": CPU_SETS,
     "use_isolated": st.booleans(),
     "confine": st.booleans(),
+    "virtual_nics": st.booleans(),
     "locality": st.dictionaries(ADDRESSES | VENDOR_CARDS, st.integers(0, 99), max_size=3),
 }
 

@@ -21,11 +21,13 @@ from provisioner.facts.values import (
     NodeFacts,
     PackageFacts,
     PciFacts,
+    UbFacts,
 )
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.pci import parse_pci_address
 from provisioner.root import MemoryRoot
-from tests.trees import host_facts, made_host
+from provisioner.topology import VENDORS
+from tests.trees import CARD_IDS, host_facts, made_host
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"
@@ -102,9 +104,13 @@ def test_discovery_finds_the_facts(facts: HostFacts) -> None:
         assert found.cpus == stated.cpus & online
         assert found.memory_bytes == stated.memory_bytes
         assert found.distances == dict(zip(sorted(facts.node_ids), rows[stated.id], strict=True))
-    assert [card.address for card in machine.accelerators] == sorted(
-        card.address for card in facts.cards
-    )
+    vendors = {ids[0]: name for name, ids in CARD_IDS.items()}
+    for vendor in VENDORS:
+        cards = [card for card in machine.accelerators if card.vendor == vendor]
+        right = [card for card in facts.cards if vendors[card.vendor] == vendor]
+        assert [card.address for card in cards] == sorted(card.address for card in right)
+        assert [card.index for card in cards] == list(range(len(right)))
+    assert len(machine.accelerators) == len(facts.cards)
     for function in (*facts.cards, *facts.nics):
         found_function, *above = machine.pci_path(function.address)
         assert found_function.numa_node == function.numa_node
@@ -300,18 +306,40 @@ def test_domain_of_32_bits() -> None:
     assert root.read("proc/driver/nvidia/gpus/deadbeef:17:00.0/information") is not None
 
 
-def test_other_vendors_cards_are_only_on_the_bus() -> None:
-    """Only NVIDIA's cards, and of them those that the driver holds, are in its folder."""
+def test_cards_without_a_driver_are_only_on_the_bus() -> None:
+    """A card that no driver holds has no file but its PCI function's, whoever made it."""
     card = small().cards[0]
-    for other in (
-        replace(card, vendor=0x19E5, pci_class=0x120000),
-        replace(card, has_driver=False),
-    ):
+    for vendor in (0x10DE, 0x1002, 0x1D94, 0x8086, 0x1DA3, 0x19E5, 0x1A03):
+        other = replace(card, vendor=vendor, has_driver=False)
         root = build_tree(small(cards=(other,)))
-        assert root.list("proc/driver") == root.list("dev") == []
-        assert (
-            root.read(f"sys/bus/pci/devices/{card.address}/class") == f"0x{other.pci_class:06x}\n"
-        )
+        assert root.list("proc/driver") == root.list("dev") == root.list("sys/class") == []
+        assert root.resolve(f"sys/bus/pci/devices/{card.address}/driver") is None
+        assert root.read(f"sys/bus/pci/devices/{card.address}/vendor") == f"0x{vendor:04x}\n"
+
+
+def test_held_cards_have_their_drivers_files() -> None:
+    """Each vendor's driver shows its cards where that vendor's runtime looks for them."""
+    card = replace(small().cards[0], minor=5, model="made")
+    at = f"sys/bus/pci/devices/{card.address}"
+
+    def tree(**changes: object) -> MemoryRoot:
+        return build_tree(small(cards=(replace(card, **changes),)))  # type: ignore[arg-type]
+
+    amd = tree(vendor=0x1002, partitions=2)
+    nodes = "sys/class/kfd/kfd/topology/nodes"
+    assert amd.list(nodes) == ["0", "1", "2", "3"]  # two with CPUs, two partitions
+    assert "simd_count 0\n" in (amd.read(f"{nodes}/1/properties") or "")
+    assert f"location_id {0x17 << 8 | 1 << 28}\n" in (amd.read(f"{nodes}/3/properties") or "")
+    assert amd.read(f"{at}/product_name") == "made\n"
+    gaudi = tree(vendor=0x1DA3, module=3)
+    assert gaudi.resolve("sys/class/accel/accel5/device") == gaudi.resolve(at)
+    assert gaudi.read("sys/class/accel/accel5/device/module_id") == "3\n"
+    assert tree(vendor=0x19E5).list("dev") == ["davinci5"]
+    for vendor, driver in ((0x8086, "xe"), (0x19E5, "devdrv_device_driver")):
+        assert tree(vendor=vendor).resolve(f"{at}/driver") == f"sys/bus/pci/drivers/{driver}"
+    ub = build_tree(small(cards=(), ub_devices=(UbFacts(name="udma0", numa=1, entities=2),)))
+    assert ub.read("sys/class/ubcore/udma0/device/ub_totalues") == "2\n"
+    assert ub.read("sys/class/ubcore/udma0/device/numa") == "1\n"
 
 
 def test_virtual_function_links_to_its_physical_one() -> None:
@@ -440,6 +468,22 @@ def test_last_level_caches(rule: str, caches: str) -> None:
     """Caches are a package's, or so many cores of a node, or stated, not necessarily for all CPUs."""
     facts = read_facts(f"{rule}\n{SMALL}", "x")
     assert [str(llc) for llc in facts.last_level_caches()] == caches.split()
+
+
+def test_vendors_keys_are_read() -> None:
+    """What only some vendors' cards and buses have is stated by keys of its own."""
+    text = SMALL.replace("class = 0x030200", "class = 0x030200, minor = 3, module = 2")
+    text = text.replace("0x10de", "0x1002").replace("minor = 3", "minor = 3, partitions = 8")
+    text += """
+        ub_devices = [{ name = "udma0", numa = 1, entities = 3 }, { name = "udma1" }]
+        nics = [{ path = "0000:20:00.0", rdma = ["mlx4_0"], ports = 2 }]
+    """
+    facts = read_facts(text, "x")
+    (card,), (nic,) = facts.cards, facts.nics
+    assert (card.minor, card.module, card.partitions) == (3, 2, 8)
+    assert facts.ub_devices == (UbFacts(name="udma0", numa=1, entities=3), UbFacts(name="udma1"))
+    assert discover(build_tree(facts)).nics[0].ports == ((1, 2),)
+    assert nic.ports == 2
 
 
 def test_several_nodes_at_once() -> None:
@@ -600,6 +644,16 @@ ROOT_PORT, CARD, OTHER = (parse_pci_address(one) for one in ("16:01.0", "17:00.0
             "expected one line of text",
         ),
         ({"cards": (CardFacts(path=(CARD,), device=1, minor=-1),)}, "minor= is -1"),
+        ({"cards": (CardFacts(path=(CARD,), device=1, module=-1),)}, "module= is -1"),
+        ({"cards": (CardFacts(path=(CARD,), device=1, partitions=2),)}, "partitions= is 2"),
+        (
+            {"cards": (CardFacts(path=(CARD,), vendor=0x1002, device=1, partitions=0),)},
+            "partitions= is 0",
+        ),
+        ({"nics": (NicFacts(path=(CARD,), ports=-1),)}, "nics= ports= is -1"),
+        ({"ub_devices": (UbFacts(name="a/b"),)}, "ub_devices= name= is 'a/b'"),
+        ({"ub_devices": (UbFacts(name="udma0"),) * 2}, "ub_devices= name= "),
+        ({"ub_devices": (UbFacts(name="udma0", entities=-1),)}, "entities= is -1"),
         ({"cgroups": (CgroupFacts(path="/a/../b"),)}, "cgroup '/a/../b' is no path"),
         (
             {"cgroups": (CgroupFacts(path="/a", cpus=CpuSet([8])),)},

@@ -19,15 +19,19 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Who reads a machine's files, and who makes a tree of them from facts.
 # `facts/tree.py` makes a tree instead of reading one, and `root.py` asks its own /proc where an open
 # file really lies.
-KNOW_KERNEL_PATHS = {"cgroup.py", "processes.py", "root.py", "sysfs.py", "tree.py"}
+KNOW_KERNEL_PATHS = {
+    *("cardfs.py", "cgroup.py", "processes.py", "root.py", "sysfs.py", "tree.py"),
+}
 # What an engine's worker needs inside a container that holds nothing but Python.
 STANDARD_LIBRARY_ONLY = (
+    "cardfs",
     "cgroup",
     "discovery",
     "errors",
     "facts",
     "idset",
     "locality",
+    "npu_smi",
     "pci",
     "plan",
     "planner",

@@ -322,7 +322,8 @@ def merged(plan: Plan = PLAN, rank: int = 1, **caller: str) -> dict[str, str]:
 
 
 def test_rank_is_named_by_option_or_environment() -> None:
-    assert find_rank(PLAN, None, "1")[1].rank == 1
+    assert find_rank(PLAN, None, "1", "0")[1].rank == 1
+    assert find_rank(PLAN, None, None, "0")[1].rank == 0
     for number, words in (
         ("2", "expected 0 to 1"),
         ("-1", "expected"),
@@ -330,7 +331,7 @@ def test_rank_is_named_by_option_or_environment() -> None:
         (None, "neither"),
     ):
         with pytest.raises(InputError, match=words):
-            find_rank(PLAN, None, number)
+            find_rank(PLAN, None, number, None)
 
 
 def test_service_is_named_where_there_are_several() -> None:
@@ -339,10 +340,26 @@ def test_service_is_named_where_there_are_several() -> None:
         make_service(make_rank(0, name="batch", cpus="4-7"), name="batch"),
     )
     with pytest.raises(InputError, match="2 services: chat, batch"):
-        find_rank(two, None, "0")
-    assert find_rank(two, "batch", "0")[0].name == "batch"
+        find_rank(two, None, "0", None)
+    assert find_rank(two, "batch", "0", None)[0].name == "batch"
     with pytest.raises(InputError, match="expected chat or batch"):
-        find_rank(two, "x", "0")
+        find_rank(two, "x", "0", None)
+
+
+def test_local_rank_is_no_rank_where_vendors_are_mixed() -> None:
+    """It counts the ranks of one vendor, so that the rank has to be given."""
+    mixed = make_plan(make_service(make_rank(0), make_rank(1, vendor="amd")))
+    with pytest.raises(InputError, match="--rank does not say one"):
+        find_rank(mixed, None, None, "0")
+    found = merge_environment(
+        mixed,
+        mixed.services[0],
+        mixed.services[0].ranks[1],
+        "/etc/provision",
+        {"ROCR_VISIBLE_DEVICES": "3", "NCCL_IGNORE_CPU_AFFINITY": "1"},
+    )
+    assert "ROCR_VISIBLE_DEVICES" not in found
+    assert found["HIP_VISIBLE_DEVICES"] == "1"
 
 
 def test_environment_is_the_callers_with_the_ranks_over_it() -> None:

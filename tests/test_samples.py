@@ -35,7 +35,17 @@ def card_nodes(machine: Machine) -> list[int | None]:
 
 def test_names() -> None:
     """The samples are these, in the order of their names."""
-    assert NAMES == ["ascend-8npu", "grace-4gpu", "nps4-8gpu", "two-socket-8gpu", "uneven-5-3"]
+    assert NAMES == [
+        "ascend-8npu",
+        "gaudi-8card",
+        "grace-4gpu",
+        "max-6gpu",
+        "mi300a-4apu",
+        "mi300x-8gpu",
+        "nps4-8gpu",
+        "two-socket-8gpu",
+        "uneven-5-3",
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -49,7 +59,7 @@ def test_sample_is_a_possible_machine(name: str) -> None:
 
 
 def test_list_counts() -> None:
-    """The list's numbers are those that discovery finds; an Ascend host's cards are to come."""
+    """The list's numbers are those that discovery finds."""
     for sample in list_samples():
         machine = machine_of(sample.name)
         assert sample.title
@@ -57,7 +67,7 @@ def test_list_counts() -> None:
         assert sample.nodes == len(machine.nodes)
         assert sample.packages == len({cpu.package for cpu in machine.cpus})
         assert sample.nics == len(machine.nics)
-        assert sample.cards == len(machine.accelerators) or sample.name == "ascend-8npu"
+        assert sample.cards == len(machine.accelerators)
 
 
 @pytest.mark.parametrize(
@@ -125,19 +135,49 @@ def test_grace_4gpu() -> None:
 
 
 def test_ascend_8npu() -> None:
-    """The cards are Ascend's on the bus, in pairs on the even nodes, for the support to come."""
+    """The NPUs are in pairs on the even nodes, and numbered by their driver in an order of its own."""
     facts = read_sample("ascend-8npu")
-    assert "coming Ascend support" in facts.description
-    assert [(card.vendor, card.device, card.pci_class) for card in facts.cards] == [
-        (0x19E5, 0xD802, 0x120000)
-    ] * 8
-    assert [card.numa_node for card in facts.cards] == [0, 0, 2, 2, 4, 4, 6, 6]
+    assert [card.minor for card in facts.cards] == [1, 3, 5, 7, 4, 6, 0, 2]
     machine = machine_of("ascend-8npu")
+    assert card_nodes(machine) == [0, 0, 2, 2, 4, 4, 6, 6]
+    assert {card.vendor for card in machine.accelerators} == {"ascend"}
     assert [len(node.cpus) for node in machine.nodes] == [24] * 8
     assert len(machine.cores) == 192
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "ascend-8npu"])
+def test_mi300a_4apu() -> None:
+    """Each of the four cards is six devices to its runtime, counted through."""
+    machine = machine_of("mi300a-4apu")
+    assert [card.runtime_numbers for card in machine.accelerators] == [
+        tuple(range(first, first + 6)) for first in (0, 6, 12, 18)
+    ]
+    assert card_nodes(machine) == [0, 1, 2, 3]
+
+
+def test_mi300x_8gpu() -> None:
+    """Each card is one device to its runtime, in PCI order, and known by its name."""
+    machine = machine_of("mi300x-8gpu")
+    assert [card.runtime_numbers for card in machine.accelerators] == [(at,) for at in range(8)]
+    assert {card.model for card in machine.accelerators} == {"AMD Instinct MI300X OAM"}
+
+
+def test_gaudi_8card() -> None:
+    """The driver's numbers and the places on the board are read, and differ from the PCI order."""
+    machine = machine_of("gaudi-8card")
+    assert [card.runtime_numbers for card in machine.accelerators] == [
+        (number,) for number in (1, 0, 3, 2, 4, 5, 6, 7)
+    ]
+    assert [card.module for card in machine.accelerators] == [3, 2, 1, 0, 5, 4, 7, 6]
+
+
+def test_max_6gpu() -> None:
+    """Three cards a package, and the processors' high-bandwidth memory is nobody's by default."""
+    machine = machine_of("max-6gpu")
+    assert card_nodes(machine) == [0, 0, 0, 1, 1, 1]
+    assert [node.kind for node in machine.nodes] == ["dram", "dram", "hbm", "hbm"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_sample_can_be_planned(name: str) -> None:
     """A sample is planned without a request: each card is a rank on its own node's cores."""
     machine = machine_of(name)

@@ -394,3 +394,32 @@ def test_missing_command_is_told_as_shells_do(wrapper: Wrapper) -> None:
     assert done.returncode == 127
     assert "no-such-command" in done.stderr
     assert done.stderr.startswith("provision-run: rank 0: ")
+
+
+def test_a_filter_that_counts_anew_is_taken_away(wrapper: Wrapper) -> None:
+    """ROCR_VISIBLE_DEVICES of the caller would count HIP's cards anew; HIP's own list is the caller's to set."""
+    ranks = (
+        make_rank(0, cpus=CPUS, nodes=NODES, vendor="amd"),
+        make_rank(1, cpus="8190", vendor="amd"),
+    )
+    wrapper.write(make_service(*ranks))
+    _, seen = wrapper.show("0", "show", ROCR_VISIBLE_DEVICES="4,5", GPU_DEVICE_ORDINAL="4")
+    assert seen["HIP_VISIBLE_DEVICES"] == "0,1"
+    assert {"ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"}.isdisjoint(seen)
+    _, seen = wrapper.show("0", "show", HIP_VISIBLE_DEVICES="5,4", LOCAL_RANK="1")
+    assert (seen["HIP_VISIBLE_DEVICES"], seen["LOCAL_RANK"]) == ("5,4", "1")
+
+
+def test_rank_of_a_service_over_two_vendors_is_a_number(wrapper: Wrapper) -> None:
+    """LOCAL_RANK is each vendor's own there: without a number nothing is run."""
+    ranks = (
+        make_rank(0, cpus=CPUS, nodes=NODES, vendor="nvidia"),
+        make_rank(1, cpus=CPUS, nodes=NODES, vendor="amd"),
+    )
+    wrapper.write(make_service(*ranks))
+    done = wrapper.run("show", LOCAL_RANK="0")
+    assert done.returncode == 2
+    assert "LOCAL_RANK counts the ranks of one vendor" in done.stderr
+    _, seen = wrapper.show("1", "show")
+    assert (seen["LOCAL_RANK"], seen["HIP_VISIBLE_DEVICES"]) == ("0", "1")
+    assert "CUDA_VISIBLE_DEVICES" not in seen

@@ -23,6 +23,16 @@ from provisioner.root import MemoryRoot
 
 GIB = 1 << 30
 
+# (vendor id, device id, class) of a card of each vendor.
+CARD_IDS = {
+    "nvidia": (0x10DE, 0x2330, 0x030200),
+    "amd": (0x1002, 0x74A1, 0x120000),
+    "hygon": (0x1D94, 0x6320, 0x0B4000),
+    "intel": (0x8086, 0x0BD5, 0x038000),
+    "habana": (0x1DA3, 0x1060, 0x120000),
+    "ascend": (0x19E5, 0xD802, 0x120000),
+}
+
 
 def write_tree(root: MemoryRoot, directory: Path) -> None:
     """Writes the files and links of a tree held in memory into a folder, which is made."""
@@ -182,19 +192,27 @@ def _draw_cards(
     some: CpuSet,
 ) -> list[CardFacts]:
     domain = draw(st.sampled_from([0, 0, 1, 0x10000, 0xDEADBEEF]))
+    vendors = draw(st.sampled_from([("nvidia",), ("nvidia",), tuple(CARD_IDS), ("amd",)]))
     cards = []
     for number in range(draw(st.integers(1, 10))):
         node = draw(st.sampled_from([*node_ids, *node_ids, None]))
         if gpu_nodes and draw(st.integers(0, 9)) == 0:
             node = gpu_nodes[0]
         above = (PciAddress(domain, 2 * number, 1, 0),) if draw(st.booleans()) else ()
+        vendor = draw(st.sampled_from(vendors))
+        vendor_id, device, pci_class = CARD_IDS[vendor]
         cards.append(
             CardFacts(
                 path=(*above, PciAddress(domain, 2 * number + 1, 0, 0)),
-                device=0x2330,
+                vendor=vendor_id,
+                device=device,
+                pci_class=pci_class,
+                partitions=draw(st.sampled_from([1, 1, 8])) if vendor == "amd" else 1,
                 numa_node=node,
                 local_cpus=draw(st.sampled_from([None, some])) if node is None else None,
-                memory_node=card_memory[number] if number < len(card_memory) else None,
+                memory_node=card_memory[number]
+                if vendor == "nvidia" and number < len(card_memory)
+                else None,
                 has_driver=True,
                 model="made",
             )

@@ -20,6 +20,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _MAX_BYTES = 16 << 20
 _POLICIES = ("exclusive", "node", "llc", "card-range")
+_VENDORS = ("nvidia", "amd", "hygon", "intel", "habana", "ascend")
 
 
 def machine_options(function: _F) -> _F:
@@ -69,6 +70,11 @@ def placement_options(function: _F) -> _F:
                 type=int,
                 metavar="N",
                 help="Cards of each rank.  [default: 1]",
+            ),
+            click.option(
+                "--vendor",
+                type=click.Choice(_VENDORS),
+                help="Whose cards, and whose numbers --devices counts.  [default: every vendor's]",
             ),
             click.option(
                 "--policy",
@@ -139,6 +145,21 @@ def placement_options(function: _F) -> _F:
                 help="Which cards a rank's environment names.  [default: service]",
             ),
             click.option(
+                "--nic-environment/--no-nic-environment",
+                default=None,
+                help="Name the nearest RDMA devices to NCCL and UCX.  [default: no]",
+            ),
+            click.option(
+                "--virtual-nics/--no-virtual-nics",
+                default=None,
+                help="Count virtual functions as RDMA devices too.  [default: no]",
+            ),
+            click.option(
+                "--npu-smi",
+                metavar="FILE",
+                help="What npu-smi info (and npu-smi info -t topo) printed: the numbers of Ascend NPUs.",
+            ),
+            click.option(
                 "--locality",
                 multiple=True,
                 metavar="CARD=NODE",
@@ -169,6 +190,16 @@ def read_machine(root: str | None, sample: str | None, within: str) -> Machine:
     from provisioner.discovery import discover
 
     return discover(open_root(root, sample), within)
+
+
+def add_npu_smi(
+    machine: Machine, request: PlacementRequest, path: str
+) -> tuple[Machine, PlacementRequest]:
+    """The machine and the request with what a file of npu-smi's output adds to them."""
+    from provisioner.npu_smi import apply_npu_smi
+
+    machine, stated = apply_npu_smi(machine, *read_input(path))
+    return machine, replace(request, locality={**stated, **request.locality})
 
 
 def read_input(path: str) -> tuple[str, str]:
@@ -244,6 +275,7 @@ def _changes(
             "reserve_cores",
             "use_isolated",
             "confine",
+            "virtual_nics",
         )
         if options.get(name) is not None
     }
@@ -253,7 +285,14 @@ def _changes(
     host["locality"] = dict(_locality(text, problems) for text in options.get("locality", ()))
     service = {
         name: options[name]
-        for name in ("devices_per_rank", "compile_cores", "memory", "visible_devices")
+        for name in (
+            "devices_per_rank",
+            "vendor",
+            "compile_cores",
+            "memory",
+            "visible_devices",
+            "nic_environment",
+        )
         if options.get(name) is not None
     }
     if options.get("service") is not None:

@@ -15,6 +15,7 @@ from provisioner.cli.console import (
     print_text,
 )
 from provisioner.cli.options import (
+    add_npu_smi,
     machine_options,
     make_request,
     placement_options,
@@ -115,8 +116,11 @@ def read_or_make_plan(
     if plan_file is None:
         from provisioner.planner import make_plan
 
+        npu_smi = options.get("npu_smi")
         request = make_request(options)
         machine = read_machine(root, sample, within)
+        if npu_smi is not None:
+            machine, request = add_npu_smi(machine, request, npu_smi)
         return machine, make_plan(machine, request)
     from provisioner.errors import ForeignSystemError
     from provisioner.fingerprint import machine_fingerprint
@@ -139,10 +143,12 @@ def read_or_make_plan(
 
 
 def _rank_row(machine: Machine, rank: Rank) -> list[str]:
+    from provisioner.topology_report import card_label
+
     cores = len(machine.cores_of(rank.cpus))
     return [
         str(rank.rank),
-        ",".join(str(index) for index in rank.device_indexes),
+        ",".join(card_label(machine, rank.vendor, index) for index in rank.device_indexes),
         ",".join(rank.devices),
         str(rank.cpu_nodes),
         str(rank.cpus),
@@ -174,17 +180,17 @@ def _fit(alignment: Alignment) -> str:
 
 
 def _print_reasons(machine: Machine, plan: Plan) -> None:
-    from provisioner.locality import Locality, find_locality
+    from provisioner.locality import Locality, find_card_locality
 
     print_line()
     print_line(bold("Why"))
-    addresses = {card.name: card.address for card in machine.accelerators}
+    cards = {card.name: card for card in machine.accelerators}
     for service in plan.services:
         for rank in service.ranks:
             sources = dict(zip(rank.devices, rank.node_sources, strict=False))
             for device in rank.devices:
                 stated = sources.get(device) == "locality"
-                locality = find_locality(machine, addresses.get(device))
+                locality = find_card_locality(machine, cards[device])
                 evidence = (
                     locality.evidence
                     if isinstance(locality, Locality) and not stated

@@ -41,9 +41,7 @@ def command(rank: str | None, name: str | None, as_scope: bool, words: tuple[str
     if not words:
         raise click.UsageError("no command: expected one to run, behind --")
     plan, in_force = read_plan_in_force()
-    service, chosen = find_rank(
-        plan, name, rank if rank is not None else os.environ.get("LOCAL_RANK")
-    )
+    service, chosen = find_rank(plan, name, rank, os.environ.get("LOCAL_RANK"))
     folder = in_force.applied.layout.folder
     environment = merge_environment(plan, service, chosen, folder, os.environ)
     if as_scope:

@@ -19,6 +19,7 @@ def command(
 ) -> None:
     """Show packages, NUMA nodes, cores, cards and network devices, and what is odd."""
     from provisioner.fingerprint import machine_fingerprint
+    from provisioner.oddities import DRIVERS
     from provisioner.topology_report import (
         card_rows,
         nic_rows,
@@ -70,7 +71,8 @@ def command(
         for fact, source in (*machine.sources, ("ceiling", machine.ceiling.source)):
             print_line(f"  {fact}: {source}")
         for card in machine.accelerators:
-            print_line(f"  card {card.name}: named by {_SOURCES[card.source]}")
+            source = _SOURCES.get(card.source) or DRIVERS[card.vendor]
+            print_line(f"  card {card.name}: named by {source}")
         print_line()
         print_table(
             ("CORE", "CPUS", "PACKAGE", "DIE", "LLC", "NODE"),
@@ -86,7 +88,7 @@ def command(
 
 
 _SOURCES = {
-    "driver": "NVIDIA's driver (/proc/driver/nvidia/gpus)",
+    "ubcore": "the unified bus (/sys/class/ubcore)",
     "pci": "the PCI bus",
     "dev": "/dev alone",
 }

@@ -13,15 +13,15 @@ from provisioner.cgroup import (
     find_hierarchies,
     read_isolated_partition,
 )
+from provisioner.discovery.cards import find_cards
 from provisioner.discovery.cpus import find_cpus
 from provisioner.discovery.nics import find_nics
-from provisioner.discovery.nodes import find_nodes
-from provisioner.discovery.nvidia import find_nvidia_cards
+from provisioner.discovery.nodes import NodeTable, find_nodes
 from provisioner.discovery.pcibus import PciBus
 from provisioner.errors import TopologyError
 from provisioner.idset import NodeSet
 from provisioner.root import Root
-from provisioner.sysfs import describe_cpu, read_cpu_set, read_numa_balancing
+from provisioner.sysfs import describe_cpu, describe_pci, read_cpu_set, read_numa_balancing
 from provisioner.topology import Cpu, Machine
 
 
@@ -40,7 +40,7 @@ def discover(root: Root, within: str = WITHIN_ROOT) -> Machine:
     oddities: list[str] = []
     cpu_table = find_cpus(root, oddities)
     bus = PciBus(root)
-    cards = find_nvidia_cards(root, bus, oddities)
+    cards = find_cards(root, bus, oddities)
     nodes = find_nodes(
         root,
         cpu_table.online,
@@ -50,6 +50,7 @@ def discover(root: Root, within: str = WITHIN_ROOT) -> Machine:
     node_of = {cpu: node.id for node in nodes.nodes for cpu in node.cpus}
     _check_cores(root, cpu_table.rows, node_of)
     nics = find_nics(root, bus)
+    _find_strange_nodes(root, bus, nodes, oddities)
     hierarchies = find_hierarchies(root)
     return Machine(
         cpus=tuple(row._replace(node=node_of.get(row.id)) for row in cpu_table.rows),
@@ -67,6 +68,24 @@ def discover(root: Root, within: str = WITHIN_ROOT) -> Machine:
         sources=(*cpu_table.sources, *nodes.sources),
         oddities=tuple(oddities),
     )
+
+
+def _find_strange_nodes(root: Root, bus: PciBus, nodes: NodeTable, oddities: list[str]) -> None:
+    """Tells of PCI functions that name a NUMA node which the machine does not have.
+
+    A card among them is refused when it is planned; a network device is near to no card by its node.
+    """
+    known = {node.id for node in nodes.nodes}
+    strange = [
+        f"{describe_pci(root, address, 'numa_node')} says {function.numa_node}"
+        for address, function in bus.functions().items()
+        if function.numa_node is not None and function.numa_node not in known
+    ]
+    if strange:
+        more = f", and {len(strange) - 8} more" if len(strange) > 8 else ""
+        oddities.append(
+            f"PCI functions name NUMA nodes that are not there: {', '.join(strange[:8])}{more}."
+        )
 
 
 def _check_cores(root: Root, rows: Sequence[Cpu], node_of: Mapping[int, int]) -> None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from provisioner.discovery.pcibus import PciBus
 from provisioner.pci import PciAddress
 from provisioner.root import Root
-from provisioner.sysfs import is_virtual_function, list_class_devices
+from provisioner.sysfs import is_virtual_function, list_class_devices, list_rdma_ports
 from provisioner.topology import Nic
 
 # The base class of network controllers: Ethernet, InfiniBand, fabrics. Source: include/linux/pci_ids.h.
@@ -33,6 +33,7 @@ def find_nics(root: Root, bus: PciBus) -> tuple[Nic, ...]:
             tuple(sorted(rdma.get(address, ()))),
             tuple(sorted(net.get(address, ()))),
             is_virtual_function(root, address),
+            tuple(list_rdma_ports(root, name) for name in sorted(rdma.get(address, ()))),
         )
         for address in addresses
     )

@@ -6,7 +6,7 @@ CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
 from __future__ import annotations
 
-from provisioner.discovery.pcibus import PciBus
+from provisioner.discovery.pcibus import NVIDIA, PciBus
 from provisioner.idset import NodeSet
 from provisioner.pci import PciAddress
 from provisioner.root import Root
@@ -20,7 +20,6 @@ from provisioner.sysfs import (
 from provisioner.topology import Accelerator
 
 VENDOR = "nvidia"
-_PCI_VENDOR = 0x10DE
 # VGA, 3D and other display controllers. An NVSwitch is a bridge (0x0680) and an audio function
 # multimedia (0x0403), so neither is among them. Source: include/linux/pci_ids.h.
 _CLASSES = (0x0300, 0x0302, 0x0380)
@@ -31,11 +30,7 @@ def find_nvidia_cards(root: Root, bus: PciBus, oddities: list[str]) -> tuple[Acc
 
     A virtual function (vGPU, SR-IOV) belongs to its card and is none itself.
     """
-    on_bus = [
-        address
-        for address in bus.of_class(*_CLASSES)
-        if bus.vendor(address) == _PCI_VENDOR and not is_virtual_function(root, address)
-    ]
+    on_bus = bus.of_vendor(NVIDIA, *_CLASSES)
     held = [
         address for address in list_nvidia_driver(root) if not is_virtual_function(root, address)
     ]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Container, Mapping
+
 from provisioner.pci import PciAddress
 from provisioner.root import Root
 from provisioner.sysfs import (
+    is_virtual_function,
     list_pci,
     read_pci_class,
     read_pci_device,
@@ -15,6 +19,14 @@ from provisioner.sysfs import (
 )
 from provisioner.topology import PciFunction
 
+# Vendor ids. Source: include/linux/pci_ids.h, and the PCI ID repository for Habana's.
+NVIDIA, AMD, HYGON = 0x10DE, 0x1002, 0x1D94
+INTEL, HABANA, ASCEND = 0x8086, 0x1DA3, 0x19E5
+
+# Every class that some vendor's cards have: VGA, 3D and other display controllers, co-processors,
+# processing accelerators. Source: include/linux/pci_ids.h.
+CARD_CLASSES = (0x0300, 0x0302, 0x0380, 0x0B40, 0x1200)
+
 
 class PciBus:
     """The functions of a root, and those that discovery has taken up so far."""
@@ -23,6 +35,7 @@ class PciBus:
         self._root = root
         self._taken: dict[PciAddress, PciFunction] = {}
         self._vendors: dict[PciAddress, int | None] = {}
+        self._by_vendor: dict[int | None, list[PciAddress]] | None = None
         # A function without a class file can't be told from any other; it is no card and no NIC.
         self.classes: dict[PciAddress, int] = {
             address: kind
@@ -33,6 +46,30 @@ class PciBus:
     def of_class(self, *classes: int) -> list[PciAddress]:
         """The functions whose base class and subclass (16 bits) is one of these, in PCI order."""
         return [address for address, kind in self.classes.items() if kind >> 8 in classes]
+
+    def of_vendor(self, vendor: int | None, *classes: int) -> list[PciAddress]:
+        """A vendor's functions of these classes, in PCI order, without virtual ones; None: of nobody known.
+
+        The classes are among those that some vendor's cards have. A virtual function (vGPU, SR-IOV)
+        belongs to its card and is none itself.
+        """
+        return [
+            address
+            for address in self._grouped().get(vendor, ())
+            if self.classes[address] >> 8 in classes
+            and not is_virtual_function(self._root, address)
+        ]
+
+    def card_vendors(self) -> Container[int | None]:
+        """The vendors that have a function of a class that cards have, graphics included."""
+        return self._grouped()
+
+    def _grouped(self) -> Mapping[int | None, list[PciAddress]]:
+        if self._by_vendor is None:
+            self._by_vendor = defaultdict(list)
+            for address in self.of_class(*CARD_CLASSES):
+                self._by_vendor[self.vendor(address)].append(address)
+        return self._by_vendor
 
     def of_base_class(self, base: int) -> list[PciAddress]:
         """The functions whose base class (8 bits) is this, in PCI order."""

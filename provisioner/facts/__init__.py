@@ -39,7 +39,8 @@ follow the rule, as on hybrid processors), `llcs`, `offline`, `isolated`, `possi
 functions), `cgroups` (`path`, `cpus`, `nodes`), `own_cgroup`, and `absent`: patterns of files that
 this machine lacks, such as "*/topology/core_cpus_list" for an old kernel. Of a package: `dies`. Of a
 node: `read_bandwidth`. Of a function: `local_cpus`, `physfn`. Of a card: `memory_node`, `minor`,
-`has_driver`. Of a NIC: `rdma`, `net`.
+`module` (Gaudi), `partitions` (AMD), `has_driver`. Of a NIC: `rdma`, `net`, `ports`. Devices of the
+unified bus are `ub_devices` (`name`, `numa`, `entities`).
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ from provisioner.facts.values import (
     NodeFacts,
     PackageFacts,
     PciFacts,
+    UbFacts,
 )
 
 __all__ = [
@@ -70,6 +72,7 @@ __all__ = [
     "NodeFacts",
     "PackageFacts",
     "PciFacts",
+    "UbFacts",
     "build_tree",
     "check_facts",
     "read_facts",

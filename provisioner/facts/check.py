@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import TypeVar
 
 from provisioner.errors import EXIT_USAGE, InputError, Problem, ProblemsError
-from provisioner.facts.values import BridgeFacts, CardFacts, HostFacts, PciFacts
+from provisioner.facts.values import KFD_VENDORS, BridgeFacts, CardFacts, HostFacts, PciFacts
 from provisioner.idset import CpuSet, NodeSet, union_cpus
 from provisioner.pci import PciAddress
 
@@ -200,12 +200,24 @@ def _check_devices(facts: HostFacts) -> Iterator[str]:
         yield from _check_card(facts, card)
     memory = (card.memory_node for card in facts.cards if card.memory_node is not None)
     yield from _check_unique("cards= memory_node=", memory)
-    yield from _check_unique(
-        "cards= minor=", (card.minor for card in facts.cards if card.minor is not None)
-    )
+    # Each vendor's driver has numbers of its own.
+    for vendor in {card.vendor for card in facts.cards}:
+        mine = [card for card in facts.cards if card.vendor == vendor]
+        for key, given in (
+            ("minor=", [card.minor for card in mine if card.minor is not None]),
+            ("module=", [card.module for card in mine if card.module is not None]),
+        ):
+            yield from _check_unique(f"cards= {key}", given)
+    for nic in facts.nics:
+        if nic.ports < 0:
+            yield f"nics= ports= is {nic.ports}: expected 0 or more"
+    for one in facts.ub_devices:
+        if one.entities < 0:
+            yield f"ub_devices= {one.name}: entities= is {one.entities}: expected 0 or more"
     for key, names in (
         ("nics= rdma=", [name for nic in facts.nics for name in nic.rdma]),
         ("nics= net=", [name for nic in facts.nics for name in nic.net]),
+        ("ub_devices= name=", [one.name for one in facts.ub_devices]),
     ):
         yield from _check_unique(key, names)
         for name in names:
@@ -219,6 +231,10 @@ def _check_card(facts: HostFacts, card: CardFacts) -> Iterator[str]:
         yield f"{name}: model= is {card.model!r}: expected one line of text"
     if card.minor is not None and card.minor < 0:
         yield f"{name}: minor= is {card.minor}: expected 0 or more"
+    if card.module is not None and card.module < 0:
+        yield f"{name}: module= is {card.module}: expected 0 or more"
+    if card.partitions < 1 or (card.partitions > 1 and card.vendor not in KFD_VENDORS):
+        yield f"{name}: partitions= is {card.partitions}: expected 1, or of AMD's cards more"
     if card.memory_node is not None:
         memory = next((node for node in facts.nodes if node.id == card.memory_node), None)
         if memory is None or memory.cpus or not memory.memory_bytes:

@@ -23,6 +23,7 @@ from provisioner.facts.values import (
     NodeFacts,
     PackageFacts,
     PciFacts,
+    UbFacts,
 )
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.pci import PciAddress, parse_pci_address
@@ -176,6 +177,7 @@ def _decode_host(table: _Table, name: str) -> HostFacts:
         numa_balancing=table.take("numa_balancing", int, "a whole number"),
         cards=tuple(_decode_card(one) for one in table.tables("cards", "card")),
         nics=tuple(_decode_nic(one) for one in table.tables("nics", "nic")),
+        ub_devices=tuple(_decode_ub_device(one) for one in table.tables("ub_devices")),
         functions=tuple(_decode_function(one) for one in table.tables("functions", "function")),
         bridges=tuple(_decode_bridge(one) for one in table.tables("bridges")),
         cgroups=tuple(_decode_cgroup(one) for one in table.tables("cgroups")),
@@ -252,6 +254,8 @@ def _decode_card(table: _Table) -> CardFacts:
         has_driver=table.take("has_driver", bool, "true or false") is not False,
         memory_node=table.take("memory_node", int, "a whole number"),
         minor=table.take("minor", int, "a whole number"),
+        module=table.take("module", int, "a whole number"),
+        partitions=table.number("partitions", 1),
     )
 
 
@@ -263,6 +267,16 @@ def _decode_nic(table: _Table) -> NicFacts:
         device=table.number("device", NIC_DEVICE),
         rdma=table.strings("rdma"),
         net=table.strings("net"),
+        ports=table.number("ports", 1),
+    )
+
+
+def _decode_ub_device(table: _Table) -> UbFacts:
+    table.need("name")
+    return UbFacts(
+        name=table.text("name"),
+        numa=_known(table.number("numa", -1)),
+        entities=table.number("entities", 1),
     )
 
 

@@ -2,7 +2,8 @@
 
 Source of the forms: Documentation/admin-guide/cputopology.rst, ABI/stable/sysfs-devices-node,
 ABI/testing/sysfs-devices-system-cpu, ABI/testing/sysfs-bus-pci, admin-guide/mm/numaperf.rst,
-admin-guide/cgroup-v2.rst; NVIDIA's kernel-open/nvidia/nv-procfs.c.
+admin-guide/cgroup-v2.rst, ABI/testing/sysfs-driver-habanalabs; drivers/gpu/drm/amd/amdkfd/kfd_topology.c;
+drivers/infiniband/core/sysfs.c; NVIDIA's kernel-open/nvidia/nv-procfs.c.
 """
 
 from __future__ import annotations
@@ -11,7 +12,17 @@ import fnmatch
 import re
 from typing import NamedTuple
 
-from provisioner.facts.values import NVIDIA_VENDOR, BridgeFacts, CardFacts, HostFacts, PciFacts
+from provisioner.facts.values import (
+    ASCEND_VENDOR,
+    HABANA_VENDOR,
+    INTEL_VENDOR,
+    KFD_VENDORS,
+    NVIDIA_VENDOR,
+    BridgeFacts,
+    CardFacts,
+    HostFacts,
+    PciFacts,
+)
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.pci import PciAddress
 from provisioner.root import MemoryRoot
@@ -45,8 +56,12 @@ def build_tree(facts: HostFacts, *, with_masks: bool = False) -> MemoryRoot:
     _add_cpus(facts, texts, files)
     _add_nodes(facts, texts, files)
     _add_pci(facts, texts, files, links)
-    _add_class_devices(facts, links)
+    _add_class_devices(facts, files, links)
     _add_nvidia(facts, files)
+    _add_kfd(facts, files)
+    _add_gaudi(facts, files, links)
+    _add_ascend(facts, files)
+    _add_drivers(facts, files, links)
     _add_proc_and_cgroups(facts, files, links)
     if facts.absent:
         lacks = re.compile("|".join(fnmatch.translate(pattern) for pattern in facts.absent)).match
@@ -239,7 +254,7 @@ def _add_pci(
             )
 
 
-def _add_class_devices(facts: HostFacts, links: dict[str, str]) -> None:
+def _add_class_devices(facts: HostFacts, files: dict[str, str], links: dict[str, str]) -> None:
     """The folders class/infiniband and class/net: a link to each device, whose own link is its function."""
     for nic in facts.nics:
         folder = _pci_folder(nic.path)
@@ -247,13 +262,22 @@ def _add_class_devices(facts: HostFacts, links: dict[str, str]) -> None:
             for name in names:
                 links[f"sys/class/{kind}/{name}"] = f"../../{folder}/{kind}/{name}"
                 links[f"sys/{folder}/{kind}/{name}/device"] = f"../../../{nic.address}"
+        for name in nic.rdma:
+            for port in range(1, nic.ports + 1):
+                files[f"sys/{folder}/infiniband/{name}/ports/{port}/state"] = "4: ACTIVE\n"
+
+
+def _held_cards(facts: HostFacts, *vendors: int) -> list[tuple[int, CardFacts]]:
+    """(the driver's number, the card) of the cards that these vendors' driver holds, by number."""
+    held = [card for card in facts.cards if card.vendor in vendors and card.has_driver]
+    in_order = enumerate(sorted(held, key=lambda card: card.address))
+    numbered = [(at if card.minor is None else card.minor, card) for at, card in in_order]
+    return sorted(numbered, key=lambda pair: pair[0])
 
 
 def _add_nvidia(facts: HostFacts, files: dict[str, str]) -> None:
     """NVIDIA's driver's folder for each card that it holds, and the card's device node."""
-    held = [card for card in facts.cards if card.vendor == NVIDIA_VENDOR and card.has_driver]
-    for index, card in enumerate(sorted(held, key=lambda card: card.address)):
-        minor = index if card.minor is None else card.minor
+    for minor, card in _held_cards(facts, NVIDIA_VENDOR):
         folder = f"proc/driver/nvidia/gpus/{card.address}"
         files[f"{folder}/information"] = (
             f"Model: \t\t {card.model}\n"
@@ -265,6 +289,65 @@ def _add_nvidia(facts: HostFacts, files: dict[str, str]) -> None:
         if card.memory_node is not None:
             files[f"{folder}/numa_status"] = f"Node:      {card.memory_node}\nStatus:    online\n"
         files[f"dev/nvidia{minor}"] = ""
+
+
+def _add_kfd(facts: HostFacts, files: dict[str, str]) -> None:
+    """The compute topology of AMD's driver: the nodes with CPUs, then each GPU or its partitions."""
+    held = _held_cards(facts, *KFD_VENDORS)
+    if not held:
+        return
+    nodes = "sys/class/kfd/kfd/topology/nodes"
+    cpu_counts = [len(node.cpus) for node in facts.nodes if node.cpus] or [len(facts.cpus)]
+    texts = [
+        f"cpu_cores_count {count}\nsimd_count 0\nvendor_id 0\ndevice_id 0\nlocation_id 0\ndomain 0\n"
+        for count in cpu_counts
+    ]
+    for _, card in held:
+        address = card.address
+        location = address.bus << 8 | address.device << 3 | address.function
+        texts += [
+            f"cpu_cores_count 0\nsimd_count 304\nvendor_id {card.vendor}\ndevice_id {card.device}\n"
+            f"location_id {location | partition << 28}\ndomain {address.domain}\n"
+            for partition in range(card.partitions)
+        ]
+        if card.model:
+            files[f"sys/{_pci_folder(card.path)}/product_name"] = f"{card.model}\n"
+    for number, text in enumerate(texts):
+        files[f"{nodes}/{number}/properties"] = text
+
+
+def _add_gaudi(facts: HostFacts, files: dict[str, str], links: dict[str, str]) -> None:
+    """The class accel: a link to each Gaudi's device, whose own link is its function."""
+    for number, card in _held_cards(facts, HABANA_VENDOR):
+        folder = _pci_folder(card.path)
+        links[f"sys/class/accel/accel{number}"] = f"../../{folder}/accel/accel{number}"
+        links[f"sys/{folder}/accel/accel{number}/device"] = f"../../../{card.address}"
+        files[f"sys/{folder}/pci_addr"] = f"{card.address}\n"
+        if card.module is not None:
+            files[f"sys/{folder}/module_id"] = f"{card.module}\n"
+
+
+def _add_ascend(facts: HostFacts, files: dict[str, str]) -> None:
+    """The NPUs' device nodes, and the devices of the unified bus."""
+    for number, _ in _held_cards(facts, ASCEND_VENDOR):
+        files[f"dev/davinci{number}"] = ""
+    for one in facts.ub_devices:
+        folder = f"sys/class/ubcore/{one.name}/device"
+        files[f"{folder}/ub_totalues"] = f"{one.entities}\n"
+        files[f"{folder}/numa"] = f"{-1 if one.numa is None else one.numa}\n"
+
+
+# The kernel's drivers of the vendors whose cards are told to be held by their driver's link.
+_PCI_DRIVERS = {INTEL_VENDOR: "xe", ASCEND_VENDOR: "devdrv_device_driver"}
+
+
+def _add_drivers(facts: HostFacts, files: dict[str, str], links: dict[str, str]) -> None:
+    """The link from a function to its driver."""
+    for vendor, driver in _PCI_DRIVERS.items():
+        for _, card in _held_cards(facts, vendor):
+            up = "../" * (len(card.path) + 2)
+            links[f"sys/{_pci_folder(card.path)}/driver"] = f"{up}bus/pci/drivers/{driver}"
+            files[f"sys/bus/pci/drivers/{driver}/bind"] = "\n"
 
 
 def made_uuid(card: CardFacts) -> str:

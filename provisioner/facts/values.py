@@ -19,6 +19,10 @@ LOCAL_DISTANCE = 10
 REMOTE_DISTANCE = 20
 
 NVIDIA_VENDOR = 0x10DE
+KFD_VENDORS = (0x1002, 0x1D94)  # AMD and Hygon: their cards have one compute driver
+INTEL_VENDOR = 0x8086
+HABANA_VENDOR = 0x1DA3
+ASCEND_VENDOR = 0x19E5
 # A network function that says nothing else is an Ethernet port of a ConnectX-7.
 NIC_CLASS, NIC_VENDOR, NIC_DEVICE = 0x020000, 0x15B3, 0x1021
 
@@ -83,7 +87,11 @@ class CardFacts(PciFacts):
     model: str = ""
     has_driver: bool = True  # the vendor's driver holds it
     memory_node: int | None = None  # the NUMA node that is its own memory
-    minor: int | None = None  # N of /dev/nvidiaN; None: its position in PCI order
+    # The driver's number (N of nvidiaN, accelN, davinciN, the place among KFD's GPUs); None: its
+    # position in PCI order.
+    minor: int | None = None
+    module: int | None = None  # module_id of a Gaudi
+    partitions: int = 1  # GPUs that AMD's driver makes of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +103,16 @@ class NicFacts(PciFacts):
     device: int = NIC_DEVICE
     rdma: tuple[str, ...] = ()  # /sys/class/infiniband/NAME
     net: tuple[str, ...] = ()  # /sys/class/net/NAME
+    ports: int = 1  # of each RDMA device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UbFacts:
+    """One device of the unified bus."""
+
+    name: str  # /sys/class/ubcore/NAME
+    numa: int | None = None  # device/numa; None: -1
+    entities: int = 1  # device/ub_totalues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +163,7 @@ class HostFacts:
     numa_balancing: int | None = None  # kernel.numa_balancing; None: no such file
     cards: tuple[CardFacts, ...] = ()
     nics: tuple[NicFacts, ...] = ()
+    ub_devices: tuple[UbFacts, ...] = ()
     functions: tuple[PciFacts, ...] = ()  # other PCI functions, e.g. NVSwitches
     bridges: tuple[BridgeFacts, ...] = ()
     cgroups: tuple[CgroupFacts, ...] = ()
