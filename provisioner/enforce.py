@@ -142,13 +142,13 @@ def _settle(wanted: list[Wanted], holder: Holder) -> None:
 def _is_off(one: Wanted, holder: Holder) -> bool:
     """Whether a unit's cgroup is not as wanted."""
     found = _find(one.unit, holder)
-    if found is None or found.cpus is None:  # nothing limits it there
-        return one.cpus is not None
+    above = _parent(one.unit, holder)
+    if found is None or found.cpus is None:  # nothing limits it there but what is above it
+        return one.cpus is not None and (above is None or above.effective_cpus != one.cpus)
     if one.cpus is not None and found.cpus != one.cpus:
         return True
     if one.nodes is not None and found.nodes != one.nodes:
         return True
-    above = _parent(one.unit, holder)
     cpus, nodes = _explicit(one, holder)
     return bool(
         above

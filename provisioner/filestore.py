@@ -10,6 +10,7 @@ import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -137,6 +138,16 @@ def locked() -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def wait_unlocked(seconds: float) -> bool:
+    """Whether nobody is changing this system, now or after some seconds at most."""
+    end = time.monotonic() + seconds
+    while is_locked():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.2)
+    return True
 
 
 def is_locked() -> bool:

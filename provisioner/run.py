@@ -227,7 +227,8 @@ def service_properties(
         "Description": f"{service.name} rank {rank.rank}: {command[0]}",
         "Type": "exec",
         "Slice": rank.slice,
-        "ExecStart": [program, *command[1:]],
+        # systemd expands $ in arguments; specifiers such as %i are a unit file's alone.
+        "ExecStart": [program, *(word.replace("$", "$$") for word in command[1:])],
         "Environment": [f"{name}={value}" for name, value in environment.items()],
         "UnsetEnvironment": [name for name in unset_variables(service) if name not in environment],
         "KillMode": "mixed",

@@ -188,7 +188,7 @@ def test_render_writes_checks_and_prints(capsys: Capture, tmp_path: Path) -> Non
     [
         (
             ["nonsense"],
-            "there is no command 'nonsense': expected one of topology, plan, render, samples",
+            "there is no command 'nonsense': expected one of topology, plan, render, apply, verify,",
         ),
         (["plan", "--policy", "best"], "exclusive"),
         (["plan", "--sample", "none"], "two-socket-8gpu"),
@@ -202,6 +202,12 @@ def test_render_writes_checks_and_prints(capsys: Capture, tmp_path: Path) -> Non
         (["render", "--sample", "uneven-5-3"], "found none"),
         (["render", "--sample", "uneven-5-3", "--stdout", "--check", "x"], "--stdout and --check"),
         (["render", "--sample", "uneven-5-3", "--stdout", "--force"], "--force goes with --output"),
+        (["apply", "--runtime", "--transient"], "exclude each other"),
+        (["apply", "--transient", "--boot-check"], "--transient writes no units"),
+        (["apply", "--sample", "uneven-5-3"], "No such option"),
+        (["verify", "--json", "--log"], "--json and --log exclude each other"),
+        (["verify", "--output", "x"], "--output goes with --json or --prometheus"),
+        (["run", "--rank", "0"], "no command"),
     ],
 )
 def test_wrong_usage(capsys: Capture, arguments: list[str], found: str) -> None:

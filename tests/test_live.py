@@ -392,9 +392,11 @@ def test_program_is_found_or_told_as_the_shell_does(tmp_path: Path) -> None:
 
 def test_service_prefers_one_node_where_there_is_no_wall() -> None:
     soft = make_service(make_rank(0, nodes="1"), memory="prefer")
-    found = service_properties(soft, soft.ranks[0], ["x", "y"], "/bin/x", {"A": "b"}, directory="/")
+    found = service_properties(
+        soft, soft.ranks[0], ["x", "$y"], "/bin/x", {"A": "b"}, directory="/"
+    )
     assert (found["NUMAPolicy"], found["NUMAMask"]) == (1, NodeSet((1,)))
-    assert found["ExecStart"] == ["/bin/x", "y"]
+    assert found["ExecStart"] == ["/bin/x", "$$y"]
     assert found["Environment"] == ["A=b"]
     hard = service_properties(SERVICE, SERVICE.ranks[0], ["x"], "/bin/x", {}, directory=None)
     assert "NUMAPolicy" not in hard

@@ -42,7 +42,7 @@ def command(as_json: bool) -> None:
                     "cpus": str(rank.cpus),
                     "memory_nodes": str(rank.memory_nodes),
                     "devices": list(rank.devices),
-                    "processes": list(bus.list_processes(rank.slice)),
+                    "processes": _describe_processes(bus.list_processes(rank.slice)),
                     "units": [
                         {"name": one.name, "state": one.active_state, "sub_state": one.sub_state}
                         for one in units
@@ -69,15 +69,41 @@ def command(as_json: bool) -> None:
                 one["cpus"],
                 one["memory_nodes"] or "any",
                 ",".join(one["devices"]),
-                str(len(one["processes"])),
+                ",".join(_process_cell(process) for process in one["processes"]),
                 ",".join(f"{unit['name']} {unit['sub_state']}" for unit in one["units"]),
             ]
             for one in ranks
         ],
-        wrapped=("CPUS", "UNITS", "CARDS"),
+        wrapped=("CPUS", "UNITS", "CARDS", "PROCESSES"),
     )
     print_line()
     print_line(
         f"Applied as {in_force.applied.mode}"
         + ("." if in_force.applied.complete else ", and interrupted: provision apply finishes it.")
     )
+
+
+def _describe_processes(pids: tuple[int, ...]) -> list[dict[str, Any]]:
+    """What runs, by process id; what has ended meanwhile is left out."""
+    import psutil
+
+    found: list[dict[str, Any]] = []
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                found.append(
+                    {
+                        "pid": pid,
+                        "name": process.name(),
+                        "threads": process.num_threads(),
+                        "rss_bytes": process.memory_info().rss,
+                    }
+                )
+        except psutil.Error:
+            continue
+    return found
+
+
+def _process_cell(process: dict[str, Any]) -> str:
+    return f"{process['name']}[{process['pid']}] {process['rss_bytes'] / (1 << 20):.0f} MiB"

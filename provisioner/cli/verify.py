@@ -19,6 +19,9 @@ from provisioner.errors import EXIT_MISMATCH, InputError
 if TYPE_CHECKING:
     from provisioner.verify import Finding, Report
 
+# How long an apply that is at work is waited for.
+_APPLY_SECONDS = 120
+
 
 @click.command("verify", epilog="Example: provision verify --prometheus --output provision.prom")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (schema provision.verify/1).")
@@ -54,6 +57,7 @@ def command(
     users' processes do.
     """
     from provisioner.applied import read_in_force
+    from provisioner.filestore import wait_unlocked
 
     chosen = [
         name
@@ -70,6 +74,9 @@ def command(
     if output and not (as_json or prometheus):
         raise click.UsageError("--output goes with --json or --prometheus")
     in_force = read_in_force()
+    if not boot and not in_force.applied.complete:
+        wait_unlocked(_APPLY_SECONDS)  # an apply is at work: its end is what is of interest
+        in_force = read_in_force()
     if in_force.plan is None:
         raise InputError(
             f"{in_force.applied.layout.plan_path} is missing, and {in_force.applied.layout.applied_path} "

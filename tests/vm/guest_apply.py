@@ -286,6 +286,7 @@ def workers_bound_otherwise_measured() -> None:
         counts = _anonymous(int(said[0]))
         shares[way] = 100 * counts.get(1, 0) / sum(counts.values())
         note("pages", way=way, kib_by_node=counts, local=round(shares[way], 1))
+        print(f"{way:24} {shares[way]:5.1f} % local, KiB by node: {counts}", flush=True)
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait(30)
     equal(shares["provision run"], 100.0)

@@ -45,8 +45,6 @@ def _drifts(expected: str, *, subject: str = _SLICE, active: bool = True) -> dic
     report = verify(status=3)
     found = {(one["code"], one["subject"]) for one in report["findings"]}
     assert (expected, subject) in found, (expected, found)
-    done = run("provision", "verify", status=3)
-    assert f"{expected}: " in done.stdout, done.stdout
     return report
 
 
@@ -202,7 +200,7 @@ def unset_does_not_lift() -> None:
 @check(needs=["in_force"], seconds=300)
 def disjoint_from_the_parent() -> None:
     """A parent that has none of a rank's CPUs hands it the whole of its own, silently."""
-    _set("AllowedCPUs=12-15", unit="provision.slice")
+    _set("AllowedCPUs=6-7", unit="provision.slice")
     report = _drifts("effective_cpus")
     assert "foreign_drop_in" in codes(report)
     _revert("provision.slice")
@@ -281,6 +279,9 @@ def unplugged_cpu() -> None:
     online = [Path(f"/sys/devices/system/cpu/cpu{number}/online") for number in (2, 3)]
     online[1].write_text("0")
     _drifts("offline_cpus")
+    shown = run("provision", "verify", status=3).stdout
+    assert "offline_cpus: provision-rank1.slice: CPUs 3 are offline: planned 2-3" in shown, shown
+    assert "DIFFERS" in shown, shown
     done = apply("--plan", "/etc/provision/plan.json", status=None)
     equal(done.returncode, 2)  # --plan and --config exclude each other
     done = run("provision", "apply", "--yes", "--plan", "/etc/provision/plan.json", status=1)
@@ -299,7 +300,7 @@ def process_from_elsewhere() -> None:
     holder = subprocess.Popen(
         [
             *("systemd-run", "--quiet", "--scope", "--slice=other.slice", "numactl", "--membind=1"),
-            *("taskset", "-c", "12", "python3", "/run/hold.py"),
+            *("taskset", "-c", "6", "python3", "/run/hold.py"),
         ],
         env={"PATH": "/usr/bin:/bin", "HOLD_NAME": "moved"},
     )
@@ -328,7 +329,7 @@ def process_from_elsewhere() -> None:
 @check(needs=["in_force"], seconds=300)
 def unconfined_system() -> None:
     """A system slice that someone let out is named."""
-    _set("AllowedCPUs=0-19", unit="system.slice")
+    _set("AllowedCPUs=0-9", unit="system.slice")
     report = _drifts("not_confined", subject="system.slice")
     assert "foreign_drop_in" in codes(report), codes(report)
     _revert("system.slice")
@@ -389,9 +390,7 @@ def what_speaks_against_it() -> None:
     foreign = UNITS / "other.slice"
     foreign.write_text("[Slice]\n")
     Path("/etc/systemd/system/other-rank0.slice").symlink_to("/dev/null")
-    Path("/run/other.toml").write_text('[placement]\nname = "other"\nmemory_need = "800MiB"\n')
-    filler = bytearray(500 << 20)
-    filler[::4096] = b"x" * (len(filler) // 4096)
+    Path("/run/other.toml").write_text('[placement]\nname = "other"\nmemory_need = "400MiB"\n')
     done = run("provision", "apply", "--yes", "--config", "/run/other.toml", status=1)
     for words in (
         "/etc/systemd/system/other.slice: was not made by provision",
@@ -399,7 +398,6 @@ def what_speaks_against_it() -> None:
         "its ranks need",
     ):
         assert words in done.stderr, (words, done.stderr)
-    del filler
     foreign.unlink()
     Path("/etc/systemd/system/other-rank0.slice").unlink()
     equal(files(), before)
@@ -445,7 +443,7 @@ def other_managers_are_named() -> None:
     assert "kubelet.service runs" in done.stdout, done.stdout
     state = Path("/var/lib/kubelet/cpu_manager_state")
     state.parent.mkdir(parents=True, exist_ok=True)
-    state.write_text('{"policyName":"static","defaultCpuSet":"0-19"}')
+    state.write_text('{"policyName":"static","defaultCpuSet":"0-9"}')
     done = apply("--dry-run", status=1)
     assert "static CPU manager" in done.stderr, done.stderr
     state.unlink()

@@ -121,7 +121,6 @@ def killed_whole_between_two_plans() -> None:
         if told and len(told) == step and "complete" not in told[-1]:
             assert "interrupted" in codes(report), (step, report["findings"])
         apply()
-        equal(codes(verify()), set())
         equal(_effective(), _sets["new"], f"sets after step {step} and a second apply")
         equal(files(), _files["new"], f"files after step {step} and a second apply")
         write_inputs(_OLD)
