@@ -34,11 +34,19 @@ class Applied:
 
     mode: Mode
     complete: bool  # whether apply came to its end
-    paths: tuple[str, ...]  # every file that apply wrote, this record aside, sorted
+    files: dict[
+        str, str
+    ]  # digest of every file that apply wrote by path, this record aside, sorted;
+    # empty where systemd wrote it at apply's word
     folders: tuple[str, ...]  # every folder that apply made, sorted
     slices: tuple[str, ...]  # those of the plan, each after the one that it lies in
     before: dict[str, Before]  # by unit, of those that were confined
     schema: str = SCHEMA
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Every file that apply wrote or had written, this record aside, sorted."""
+        return tuple(self.files)
 
     @property
     def layout(self) -> Layout:

@@ -28,13 +28,15 @@ from provisioner.enforce import (
     Wanted,
     control_drop_ins,
     enforce,
+    is_as_wanted,
     release,
-    remove_control_drop_ins,
+    remove_control_folders,
 )
 from provisioner.errors import Problem, ProblemsError, ProvisionError
 from provisioner.filestore import (
     NOTHING,
     Entry,
+    digest,
     file_entry,
     link_entry,
     look,
@@ -44,7 +46,7 @@ from provisioner.filestore import (
     same,
 )
 from provisioner.idset import CpuSet, NodeSet
-from provisioner.layout import Layout, slice_cgroup, unit_cgroup
+from provisioner.layout import CHECKED_FILE, Layout, slice_cgroup, unit_cgroup
 from provisioner.observe import Observed, observe, plan_slices
 from provisioner.plan import Note, Plan
 from provisioner.planfile import format_plan
@@ -58,9 +60,20 @@ Tell = Callable[[str], None]
 CHECK_SERVICE = "provision-check.service"
 VERIFY_SERVICE = "provision-verify.service"
 VERIFY_TIMER = "provision-verify.timer"
+_EXTRAS = (VERIFY_TIMER, VERIFY_SERVICE, CHECK_SERVICE)
 
 # What is found with workers that run already, and with strangers: no apply changes it.
 _NOT_OURS_TO_CHANGE = {"process_cpus", "process_nodes", "pages", "overlap"}
+
+
+class InterruptedApplyError(ProvisionError):
+    """An apply was interrupted, and could not go back whole."""
+
+    code = "interrupted"
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +90,17 @@ class Job:
 
     plan: Plan
     layout: Layout
-    files: Mapping[str, RenderedFile]  # of the plan, by absolute path
     entries: Mapping[str, Entry]  # all that is to be written, by absolute path
     stale: tuple[str, ...]  # files of ours that are no longer rendered
-    old: Mapping[str, Entry]  # what is at all these paths and at the record's now
+    old: Mapping[
+        str, Entry
+    ]  # what is now at all paths that an apply may touch, the record's included
     folders: tuple[str, ...]  # that have to be made, outermost first
     wanted: tuple[Wanted, ...]  # what each cgroup is to be told, parents first
     old_wanted: tuple[Wanted, ...]  # what the cgroups that are there have been told
     released: Mapping[str, Wanted]  # units that were confined and are no longer
     stale_slices: tuple[str, ...]  # slices of ours that are no longer planned, innermost first
-    started: frozenset[str]  # slices that are active already
+    started: frozenset[str]  # slices and static units that are active already
     seen: Observed
     report: Report  # of what is in force now
     notes: tuple[Note, ...]
@@ -144,15 +158,14 @@ def prepare(
         BusError: systemd can't be asked.
     """
     rendered = render(plan, format_plan(plan), layout.folder)
-    files = {
-        layout.place(name): file
+    known = frozenset(applied.paths if applied else ())
+    entries = {
+        layout.place(name): file_entry(file)
         for name, file in rendered.items()
         if layout.mode != "transient" or not layout.is_unit(name)
     }
-    known = frozenset(applied.paths if applied else ())
-    entries = {path: file_entry(file) for path, file in files.items()}
     entries |= _static_entries(plan, layout, extras, known, program)
-    seen = observe(plan, bus, root, fingerprint=fingerprint, files=files, applied=applied)
+    seen = observe(plan, bus, root, fingerprint=fingerprint, applied=applied)
     objections = preflight(plan, layout, entries, seen, bus, root, allowed)
     stale = tuple(
         sorted(
@@ -166,26 +179,35 @@ def prepare(
     if problems:
         raise ProblemsError(problems, subject="apply")
     slices = (*plan_slices(plan), *stale_slices)
+    wanted = _wanted(plan)
+    released = {} if plan.confine or applied is None else remembered(applied)
+    touched = {
+        *(*entries, *stale, layout.applied_path),
+        *(path for one in (*wanted, *released.values()) for path in control_drop_ins(one.unit)),
+    }
     return Job(
         plan=plan,
         layout=layout,
-        files=files,
         entries=entries,
         stale=stale,
-        old={path: look(path) for path in (*entries, *stale, layout.applied_path)},
+        old={path: look(path) for path in sorted(touched)},
         folders=_missing_folders((*entries, layout.applied_path)),
-        wanted=_wanted(plan),
+        wanted=wanted,
         old_wanted=_find_told((*slices, *(name for name, _ in CONFINED)), root),
-        released={} if plan.confine or applied is None else remembered(applied),
+        released=released,
         stale_slices=stale_slices,
-        started=frozenset(name for name in slices if bus.unit(name).active_state == "active"),
+        started=frozenset(
+            name for name in (*slices, *_EXTRAS) if bus.unit(name).active_state == "active"
+        ),
         seen=seen,
-        report=verify(plan, seen, files),
+        report=verify(plan, seen),
         notes=objections.notes,
     )
 
 
-def carry_out(job: Job, bus: Bus, root: Root, tell: Tell) -> Report:
+def carry_out(
+    job: Job, bus: Bus, root: Root, tell: Tell, before_going_back: Callable[[], None] = _nothing
+) -> Report:
     """Does what was prepared, and returns what is in force then.
 
     Args:
@@ -193,6 +215,7 @@ def carry_out(job: Job, bus: Bus, root: Root, tell: Tell) -> Report:
         bus: systemd.
         root: the running system's root.
         tell: is told each step before it is done.
+        before_going_back: is called first when it has failed.
 
     Raises:
         ProblemsError: it failed; what was before is in force again, or what isn't is named.
@@ -200,9 +223,12 @@ def carry_out(job: Job, bus: Bus, root: Root, tell: Tell) -> Report:
     try:
         return _carry_out(job, bus, root, tell)
     except BaseException as error:
+        before_going_back()
         left = go_back(job, bus, root, tell)
         if not isinstance(error, ProvisionError):
-            raise
+            if not left:
+                raise
+            error = InterruptedApplyError(f"apply was interrupted: {type(error).__name__}")
         end = (
             Problem(
                 "not_gone_back",
@@ -230,10 +256,16 @@ def go_back(job: Job, bus: Bus, root: Root, tell: Tell) -> tuple[Problem, ...]:
             left.extend(error.problems)
 
     record = job.layout.applied_path
+    reloads = job.layout.mode != "transient"
     holder = _holder(bus, root)
+    for name in _EXTRAS:
+        if name not in job.started and f"{job.layout.units}/{name}" in job.entries:
+            attempt(name, lambda name=name: stop_extra(name, bus))  # type: ignore[misc]
     attempt("files", lambda: put({path: one for path, one in job.old.items() if path != record}))
     remove_leftovers(job.old)
-    if job.layout.mode != "transient":
+    for one in job.wanted:
+        remove_control_folders(one.unit)
+    if reloads:
         attempt("reload", bus.reload)
     for name in reversed(plan_slices(job.plan)):
         if name not in job.started:
@@ -241,7 +273,16 @@ def go_back(job: Job, bus: Bus, root: Root, tell: Tell) -> tuple[Problem, ...]:
     for name in job.stale_slices:
         if name in job.started:
             attempt(name, lambda name=name: bus.start(name))  # type: ignore[misc]
-    attempt("cgroups", lambda: enforce(job.old_wanted, holder))
+    attempt("cgroups", lambda: enforce(job.old_wanted, holder, keep=not reloads))
+    if reloads:  # to forget the drop-ins by which cgroups were set, here or before
+        attempt("reload", bus.reload)
+    left += [
+        Problem(
+            "not_restored", f"{one.unit} is not as it was", "provision verify says what differs"
+        )
+        for one in job.old_wanted
+        if not is_as_wanted(one, holder)
+    ]
     if not left:
         attempt("record", lambda: put({record: job.old[record]}))
         remove_folders(job.folders)
@@ -256,10 +297,15 @@ def _carry_out(job: Job, bus: Bus, root: Root, tell: Tell) -> Report:
     tell("record what was before")
     record = _make_record(job)
     _put_record(record, layout)
-    if job.seen.applied is not None and not job.seen.applied.complete:
+    if reloads and job.seen.applied is not None and not job.seen.applied.complete:
         # Killed between setting a property and removing the drop-in that this leaves.
         for one in job.wanted:
-            remove_control_drop_ins(one.unit)
+            put(dict.fromkeys(control_drop_ins(one.unit), NOTHING))
+            remove_control_folders(one.unit)
+    for name in _EXTRAS:
+        if f"{layout.units}/{name}" in job.stale:
+            tell(f"stop {name}")
+            stop_extra(name, bus)
     for path in job.changed_paths:
         entry = job.entries.get(path, NOTHING)
         tell(f"{'write' if entry.kind else 'remove'} {path}")
@@ -278,7 +324,13 @@ def _carry_out(job: Job, bus: Bus, root: Root, tell: Tell) -> Report:
     tell("have the cgroups follow")
     present = [one for one in job.wanted if one.unit in slices or _has_cgroup(one.unit, holder)]
     forced = enforce(present, holder, keep=not reloads)
-    forced += release(job.released, holder)
+    if not reloads and job.plan.confine:
+        _confine_until_boot(job, bus)
+    forced += release(job.released, holder, was_reloaded=reloads)
+    if not reloads:
+        for name in job.released:
+            put(dict.fromkeys(control_drop_ins(name), NOTHING))
+            remove_control_folders(name)
     if forced and reloads:
         # The drop-ins by which they were set are gone again, which systemd is to know.
         tell(f"reload systemd, after {', '.join(forced)} had to be set once more")
@@ -292,17 +344,17 @@ def _carry_out(job: Job, bus: Bus, root: Root, tell: Tell) -> Report:
         record,
         complete=True,
         before=kept,
-        paths=tuple(sorted({*record.paths} - {*job.stale})),
+        slices=slices,
+        files={path: one for path, one in record.files.items() if path not in job.stale},
     )
     seen = observe(
         job.plan,
         bus,
         root,
         fingerprint=job.seen.fingerprint,
-        files=job.files,
         applied=complete,
     )
-    report = verify(job.plan, seen, job.files)
+    report = verify(job.plan, seen)
     faults = find_faults(report)
     if faults:
         raise ProblemsError(faults, subject="apply")
@@ -311,6 +363,21 @@ def _carry_out(job: Job, bus: Bus, root: Root, tell: Tell) -> Report:
     stale_folders = {str(Path(path).parent) for path in job.stale} & {*record.folders}
     remove_folders(stale_folders)
     return report
+
+
+def _confine_until_boot(job: Job, bus: Bus) -> None:
+    """Has systemd keep the confinement without a file, for units that are yet to come too."""
+    for name, _ in CONFINED:
+        if not any(os.path.exists(path) for path in control_drop_ins(name)):
+            bus.set_cpuset(name, job.plan.system_cpus, None)
+
+
+def stop_extra(name: str, bus: Bus) -> None:
+    """Stops a static unit, and takes away the mark that slices assert."""
+    bus.stop(name)
+    if name == CHECK_SERVICE:
+        put({CHECKED_FILE: NOTHING})
+        remove_folders([os.path.dirname(CHECKED_FILE)])
 
 
 def _start(one: Wanted, job: Job, bus: Bus) -> None:
@@ -357,14 +424,14 @@ def _wanted(plan: Plan) -> tuple[Wanted, ...]:
             for rank in service.ranks
         ]
     if plan.confine:
-        wanted += [Wanted(name, plan.system_cpus, None) for name, _ in CONFINED]
+        wanted += [Wanted(name, plan.system_cpus, None, keep_nodes=True) for name, _ in CONFINED]
     return tuple(wanted)
 
 
 def remembered(applied: Applied) -> dict[str, Wanted]:
     """What the units that were confined had been told before; None where nothing."""
     return {
-        name: Wanted(name, before.cpus or None, before.nodes or None)
+        name: Wanted(name, before.cpus or None, before.nodes or None, keep_nodes=True)
         for name, before in applied.before.items()
     }
 
@@ -377,7 +444,9 @@ def _find_told(names: tuple[str, ...], root: Root) -> tuple[Wanted, ...]:
         path = unit_cgroup(name)
         cpuset = read_cpuset(root, unified.mount, path) if unified and path else None
         if cpuset is not None:
-            found.append(Wanted(name, cpuset.cpus or None, cpuset.nodes or None))
+            system = any(name == one for one, _ in CONFINED)
+            told = Wanted(name, cpuset.cpus or None, cpuset.nodes or None, keep_nodes=system)
+            found.append(told)
     return tuple(found)
 
 
@@ -385,7 +454,8 @@ def _make_record(job: Job) -> Applied:
     """The record of this apply; what was before the first one stays known."""
     earlier = job.seen.applied
     before = dict(earlier.before) if earlier else {}
-    paths = {*job.entries, *job.stale}
+    files = {path: digest(entry) for path, entry in job.entries.items()}
+    files |= dict.fromkeys(job.stale, "")
     if job.plan.confine:
         for name, _ in CONFINED:
             cpuset = job.seen.units[name].cpuset
@@ -397,13 +467,14 @@ def _make_record(job: Job) -> Applied:
                 ),
             )
             if job.layout.mode == "transient":
-                paths.update(control_drop_ins(name))
+                files |= dict.fromkeys(control_drop_ins(name), "")
     return Applied(
         mode=job.layout.mode,
         complete=False,
-        paths=tuple(sorted(paths)),
+        files=dict(sorted(files.items())),
         folders=tuple(sorted({*job.folders, *(earlier.folders if earlier else ())})),
-        slices=plan_slices(job.plan),
+        # Those that are to go stay known until they are gone.
+        slices=(*plan_slices(job.plan), *job.stale_slices),
         before=before,
     )
 
@@ -447,6 +518,11 @@ def _static_entries(
         return {}
     units = find_data("units")
     entries: dict[str, Entry] = {}
+    if layout.is_lasting:
+        # At each boot, so that a slice holds whatever is started in it, and is seen to.
+        for name in plan_slices(plan):
+            link = f"{layout.units}/multi-user.target.wants/{name}"
+            entries[link] = link_entry(f"{layout.units}/{name}")
 
     def is_wanted(asked: bool | None, name: str) -> bool:
         return f"{layout.units}/{name}" in known if asked is None else asked

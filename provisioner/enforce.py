@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from provisioner.bus import Bus
 from provisioner.cpusets import Cpuset, read_cpuset
+from provisioner.filestore import look, put
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.layout import CONTROL_FOLDERS, TRANSIENT_FOLDER, unit_cgroup
 from provisioner.root import Root
@@ -31,6 +32,7 @@ class Wanted(NamedTuple):
     unit: str
     cpus: CpuSet | None  # None: all that its parent has
     nodes: NodeSet | None  # likewise
+    keep_nodes: bool = False  # the memory nodes are left as they are, whatever they are
 
 
 class Holder(NamedTuple):
@@ -62,13 +64,16 @@ def enforce(wanted: Iterable[Wanted], holder: Holder, *, keep: bool = False) -> 
         # Nodes are left alone where nothing is to be changed: setting them would move pages.
         found = _find(one.unit, holder)
         same_nodes = found is not None and found.effective_nodes == nodes and one.nodes is None
+        same_nodes |= one.keep_nodes
+        there = {path: look(path) for path in control_drop_ins(one.unit)}
         try:
             holder.bus.set_cpuset(one.unit, cpus, None if same_nodes else nodes)
             forced.append(one.unit)
-            _settle([one], holder)
         finally:
-            if not keep:
-                remove_control_drop_ins(one.unit)
+            if not keep:  # as it was: someone else's drop-in is not ours to remove
+                put(there)
+                remove_control_folders(one.unit)
+        _settle([one], holder)
     return tuple(forced)
 
 
@@ -101,7 +106,7 @@ def is_as_wanted(one: Wanted, holder: Holder) -> bool:
 def _or_configured(before: Wanted, holder: Holder) -> Wanted:
     state = holder.bus.unit(before.unit)
     cpus, nodes = state.allowed_cpus or before.cpus, state.allowed_nodes or before.nodes
-    return Wanted(before.unit, cpus, nodes)
+    return before._replace(cpus=cpus, nodes=nodes)
 
 
 def control_drop_ins(unit: str) -> tuple[str, ...]:
@@ -113,11 +118,8 @@ def control_drop_ins(unit: str) -> tuple[str, ...]:
     )
 
 
-def remove_control_drop_ins(unit: str) -> None:
-    """Removes the drop-ins that setting a cpuset's properties until the next boot leaves."""
-    for path in control_drop_ins(unit):
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+def remove_control_folders(unit: str) -> None:
+    """Removes the folders of such drop-ins where they are empty."""
     for top in _control_folders(unit):
         for folder in (f"{top}/{unit}.d", top):
             with suppress(OSError):  # it holds something else, or is not there
@@ -147,14 +149,18 @@ def _is_off(one: Wanted, holder: Holder) -> bool:
         return one.cpus is not None and (above is None or above.effective_cpus != one.cpus)
     if one.cpus is not None and found.cpus != one.cpus:
         return True
-    if one.nodes is not None and found.nodes != one.nodes:
+    if one.nodes is not None and found.nodes != one.nodes and not one.keep_nodes:
         return True
     cpus, nodes = _explicit(one, holder)
     return bool(
         above
         and (
             (above.effective_cpus and found.effective_cpus != cpus & above.effective_cpus)
-            or (above.effective_nodes and found.effective_nodes != nodes & above.effective_nodes)
+            or (
+                not one.keep_nodes
+                and above.effective_nodes
+                and found.effective_nodes != nodes & above.effective_nodes
+            )
         )
     )
 

@@ -7,11 +7,12 @@ moment, finds the old one or the new one.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -73,8 +74,17 @@ def same(found: Entry, wanted: Entry) -> bool:
     return wanted.kind != stat.S_IFREG or found.mode == wanted.mode
 
 
-def put(entries: Mapping[str, Entry]) -> tuple[str, ...]:
+def digest(entry: Entry) -> str:
+    """What tells a file's or a link's contents from others; empty for what is neither."""
+    if entry.kind == stat.S_IFLNK:
+        return f"-> {os.fsdecode(entry.data)}"
+    return hashlib.sha256(entry.data).hexdigest() if entry.kind == stat.S_IFREG else ""
+
+
+def put(entries: Mapping[str, Entry], *, always: bool = False) -> tuple[str, ...]:
     """Makes each path hold its entry; NOTHING removes what is there.
+
+    Always: also what is as it should be is written, so that its time says when.
 
     Removals come last, so that what other files name is there as long as they are.
 
@@ -84,7 +94,7 @@ def put(entries: Mapping[str, Entry]) -> tuple[str, ...]:
     made: list[str] = []
     ordered = sorted(entries.items(), key=lambda item: item[1].kind == 0)
     for path, entry in ordered:
-        if same(look(path), entry):
+        if same(look(path), entry) and not (always and entry.kind):
             continue
         place = Path(path)
         try:
@@ -124,17 +134,22 @@ def remove_folders(folders: Iterable[str]) -> tuple[str, ...]:
 
 
 @contextmanager
-def locked() -> Iterator[None]:
+def locked(waiting: Callable[[], None]) -> Iterator[None]:
     """Holds the one lock for changing this system, for as long as the process or its children live.
 
+    It is root's alone, for who may open it may hold it. `waiting` is called if someone else has it.
     Source: flock(2). Raises: WriteError if there can be none.
     """
     try:
-        fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise WriteError(f"{_LOCK}: can't be opened: {error.strerror}") from error
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)
@@ -151,7 +166,7 @@ def wait_unlocked(seconds: float) -> bool:
 
 
 def is_locked() -> bool:
-    """Whether someone is changing this system just now."""
+    """Whether someone is changing this system just now, as far as one may know."""
     try:
         fd = os.open(_LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -188,6 +203,7 @@ def _make_folder(folder: Path, made: list[str]) -> None:
     if not folder.is_dir():
         _make_folder(folder.parent, made)
         folder.mkdir()
+        folder.chmod(0o755)  # whatever the umask: who may not act may look
         made.append(str(folder))
 
 

@@ -110,8 +110,12 @@ def _forward(child: int) -> Callable[[int, FrameType | None], None]:
     return forward
 
 
-def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
-    # Once is enough: going back is not to be stopped as well.
+def ignore_signals() -> None:
+    """From here on nothing but SIGKILL stops this process: going back is not to be stopped as well."""
     for number in (*_FORWARDED, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
+    ignore_signals()
     raise Stopped

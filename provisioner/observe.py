@@ -17,12 +17,14 @@ from provisioner.cpusets import (
     read_cpuset,
     walk_cgroups,
 )
+from provisioner.errors import WriteError
+from provisioner.filestore import digest, look
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.layout import drop_in_folders, slice_cgroup, unit_cgroup
 from provisioner.numa_maps import PagePlacement
-from provisioner.plan import Plan
+from provisioner.plan import Plan, Rank, Service
 from provisioner.processes import Process, read_pages, read_process
-from provisioner.render import CONFINED, RenderedFile, is_ours
+from provisioner.render import CONFINED, is_ours
 from provisioner.root import Root
 
 
@@ -65,8 +67,11 @@ class Observed:
     units: Mapping[str, ObservedUnit]  # by unit name
     workers: Mapping[str, tuple[Worker, ...]]  # by slice: those in its own cgroup and units in it
     other_cpusets: tuple[Cpuset, ...]  # cgroups that are not ours and were told their CPUs
+    elsewhere: Mapping[str, str]  # cgroup of each unit that starts a rank and is not in its slice
     unconfined: tuple[str, ...]  # top-level cgroups with processes that confinement does not reach
-    files: Mapping[str, str | None]  # contents of each file of the plan by path; None: missing
+    files: Mapping[
+        str, str
+    ]  # digest of each file of the record by path; empty: missing, unreadable
     applied: Applied | None
     pages_asked: bool = field(default=True)
 
@@ -89,7 +94,6 @@ def observe(
     root: Root,
     *,
     fingerprint: str,
-    files: Mapping[str, RenderedFile],
     applied: Applied | None,
     pages: bool = True,
 ) -> Observed:
@@ -100,7 +104,6 @@ def observe(
         bus: systemd.
         root: the running system's root.
         fingerprint: the machine's, as it is now.
-        files: what the plan's files ought to hold, by absolute path.
         applied: the record of what was applied.
         pages: whether to ask where each process's pages lie, which takes a moment for a large one.
     """
@@ -117,8 +120,9 @@ def observe(
         units=units,
         workers={} if unified is None else _find_workers(plan, root, mount, pages),
         other_cpusets=() if unified is None else _find_others(plan, root, mount),
+        elsewhere=_find_elsewhere(plan, bus),
         unconfined=() if unified is None else _find_unconfined(plan, root, mount),
-        files={path: _read(path) for path in files},
+        files=_read_digests(applied),
         applied=applied,
         pages_asked=pages,
     )
@@ -206,12 +210,12 @@ def _find_workers(plan: Plan, root: Root, mount: str, pages: bool) -> dict[str, 
 
 
 def _find_others(plan: Plan, root: Root, mount: str) -> tuple[Cpuset, ...]:
-    """The cgroups outside of ours, the root and what the plan confines aside, that were told CPUs."""
+    """The cgroups outside of ours, the root and the system's own aside, that were told CPUs."""
     ours = tuple(slice_cgroup(service.slice) for service in plan.services)
-    confined = {unit_cgroup(name) for name, _ in CONFINED} if plan.confine else set()
+    system = {unit_cgroup(name) for name, _ in CONFINED}
     found: list[Cpuset] = []
     for path in walk_cgroups(root, mount):
-        if path == "/" or path in confined:
+        if path == "/" or path in system:
             continue
         if any(path == top or path.startswith(top + "/") for top in ours):
             continue
@@ -219,6 +223,42 @@ def _find_others(plan: Plan, root: Root, mount: str) -> tuple[Cpuset, ...]:
         if cpuset is not None and cpuset.cpus:
             found.append(cpuset)
     return tuple(found)
+
+
+def _find_elsewhere(plan: Plan, bus: Bus) -> dict[str, str]:
+    """The units of ranks that run, and not in the rank's slice: someone has moved them."""
+    found: dict[str, str] = {}
+    for service in plan.services:
+        for rank in service.ranks:
+            names = rank_units(service, rank)
+            for one in bus.list_units(*names):
+                if one.active_state not in {"active", "activating"}:
+                    continue
+                group = bus.unit(one.name).control_group
+                if group and not group.startswith(slice_cgroup(rank.slice) + "/"):
+                    found[one.name] = group
+    return found
+
+
+def rank_units(service: Service, rank: Rank) -> tuple[str, ...]:
+    """Patterns of the names of the units that run a rank: by systemctl, launch, run and the wrapper."""
+    name = f"{service.name}-rank{rank.rank}"
+    return (
+        f"{service.name}@{rank.rank}.service",
+        f"{name}.service",
+        f"{name}-*.service",
+        f"{name}-*.scope",
+    )
+
+
+def _read_digests(applied: Applied | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path in applied.files if applied else ():
+        try:
+            found[path] = digest(look(path))
+        except WriteError:
+            found[path] = ""
+    return found
 
 
 def _find_unconfined(plan: Plan, root: Root, mount: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from provisioner.enforce import control_drop_ins
 from provisioner.errors import Problem
 from provisioner.filestore import Entry, look
 from provisioner.idset import CpuSet
-from provisioner.layout import CONTROL_FOLDERS, TRANSIENT_FOLDER, UNIT_FOLDERS, Layout
+from provisioner.layout import CONTROL_FOLDERS, TRANSIENT_FOLDER, UNIT_FOLDERS, Layout, slice_cgroup
 from provisioner.observe import Observed, find_drop_ins, plan_slices, plan_units
 from provisioner.plan import Note, Plan
 from provisioner.render import CONFINED
@@ -36,6 +36,7 @@ _CONTAINERS = ("docker-*.scope", "cri-containerd-*.scope", "crio-*.scope", "libp
 _NVIDIA_MAJOR = "195"  # Documentation/admin-guide/devices.txt
 # Units that set cpusets themselves.
 _MANAGERS = ("kubelet.service", "k3s*.service", "rke2-*.service", "slurmd.service")
+_ENGINES = ("docker.service", "containerd.service", "podman.service", "crio.service")
 _KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
 
 
@@ -77,14 +78,19 @@ def preflight(
     notes: list[Note] = []
     problems += _check_cgroups(bus, root, plan)
     problems += _check_mode(seen.applied, layout)
+    problems += _check_ceiling(plan)
     problems += _check_places(entries)
     problems += _check_drop_ins(plan, seen.applied)
     problems += _check_memory(plan, seen, root)
     problems += _check_running(plan, seen, allowed)
     reloads = layout.mode != "transient"
     if reloads:
-        problems += _check_reload(bus, root, allowed)
+        problems += check_reload(bus, root, force=allowed.force)
+    if not layout.is_lasting:
+        notes += _note_wrapper(plan, layout)
     problems += _check_managers(bus, allowed, notes)
+    if plan.confine:
+        notes += _note_containers(bus)
     notes += _note_affinity()
     notes += _note_neighbours(plan, seen)
     return Objections(tuple(problems), tuple(notes))
@@ -120,6 +126,15 @@ def _check_mode(applied: Applied | None, layout: Layout) -> Iterator[Problem]:
             "other_mode",
             f"a plan is in force that was applied as {applied.mode}, and this one is to be {layout.mode}",
             "Take it back first: provision undo",
+        )
+
+
+def _check_ceiling(plan: Plan) -> Iterator[Problem]:
+    if plan.within == "self":
+        yield Problem(
+            "within_self",
+            "the plan was made --within self: what your own session may use is not what the slices may",
+            "Plan with --within root, or with the cgroup's path",
         )
 
 
@@ -196,21 +211,29 @@ def _check_running(plan: Plan, seen: Observed, allowed: Permissions) -> Iterator
     """Workers that run now: none is killed, and no memory is moved unless that is wanted."""
     for service in plan.services:
         walled = service.memory == "bind"
-        for rank in service.ranks:
-            count = len(seen.workers.get(rank.slice, ()))
-            cpuset = seen.units[rank.slice].cpuset
-            nodes = rank.memory_nodes if walled else seen.memory_nodes
+        places = [(service.slice, service.memory_nodes)]
+        places += [(rank.slice, rank.memory_nodes) for rank in service.ranks]
+        for name, planned in places:
+            # Those in slices of ranks that are no longer planned are not the service's own.
+            ranks = f"{slice_cgroup(service.slice)}/{service.name}-rank"
+            workers = seen.workers.get(name, ())
+            if name == service.slice:
+                workers = tuple(one for one in workers if not one.cgroup.startswith(ranks))
+            count = len(workers)
+            cpuset = seen.units[name].cpuset
+            nodes = planned if walled else seen.memory_nodes
             found = cpuset.effective_nodes if cpuset is not None else None
             if count and found is not None and found != nodes and not allowed.migrate_memory:
                 yield Problem(
                     "memory_would_move",
-                    f"{rank.slice} holds {count} processes on memory nodes {found}, planned {nodes}: "
+                    f"{name} holds {count} processes on memory nodes {found}, planned {nodes}: "
                     "the kernel would move their pages, and can't move those pinned for a card",
                     "Stop the workers first, or give --migrate-memory",
                 )
 
 
-def _check_reload(bus: Bus, root: Root, allowed: Permissions) -> Iterator[Problem]:
+def check_reload(bus: Bus, root: Root, *, force: bool) -> Iterator[Problem]:
+    """What speaks against having systemd read all its files again."""
     try:
         space = os.statvfs("/run")
         free = space.f_bavail * space.f_frsize
@@ -228,7 +251,7 @@ def _check_reload(bus: Bus, root: Root, allowed: Permissions) -> Iterator[Proble
         containers
         and any(name.startswith("nvidia") for name in root.list("dev"))
         and not any(number.startswith(f"{_NVIDIA_MAJOR}:") for number in numbers)
-        and not allowed.force
+        and not force
     ):
         yield Problem(
             "containers_would_lose_gpus",
@@ -266,6 +289,32 @@ def _check_managers(bus: Bus, allowed: Permissions, notes: list[Note]) -> Iterat
                     "Confine them: reservedSystemCPUs, or a kubepods.slice with AllowedCPUs=",
                 )
             )
+
+
+def _note_wrapper(plan: Plan, layout: Layout) -> Iterator[Note]:
+    """Debian and Ubuntu mount /run without the right to execute."""
+    try:
+        flags = os.statvfs("/run").f_flag
+    except OSError:
+        return
+    if flags & os.ST_NOEXEC:
+        name = plan.services[0].name
+        yield Note(
+            "run_noexec",
+            f"/run is mounted noexec: {layout.programs}/{name}-run can't be executed by its name.",
+            f"Use provision run, or sh {layout.programs}/{name}-run",
+        )
+
+
+def _note_containers(bus: Bus) -> Iterator[Note]:
+    running = [one.name for one in bus.list_units(*_ENGINES) if one.active_state == "active"]
+    if running:
+        yield Note(
+            "containers_confined",
+            f"{running[0]} runs: containers in system.slice are confined with it, and one whose own cpuset "
+            "has none of those CPUs gets all of them.",
+            "Give containers a slice of their own (cgroup-parent), or plan without confine",
+        )
 
 
 def _note_affinity() -> Iterator[Note]:

@@ -91,6 +91,13 @@ class PlacementRequest:
 # Source: systemd.unit(5), unit names; systemd.special(7).
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:]*", re.ASCII)
 _TAKEN = frozenset({"system", "user", "machine", "init", "app", "session", "background"})
+# Systemd gives cgroups with such names another one. Source: cg_needs_escape in systemd.
+_CONTROLLERS = frozenset(
+    (
+        *("cgroup", "cpu", "cpuacct", "cpuset", "io", "blkio", "memory", "devices", "pids"),
+        *("rdma", "hugetlb", "misc", "dmem"),
+    )
+)
 _NAME_MAX = 64  # unit names are below 256, and '-rank' with a number, '.slice' and drop-in folders are added
 # Texts: compiling what a request rarely has would be paid by every start.
 _USER = r"[A-Za-z_][A-Za-z0-9_.-]*\$?|[0-9]+"
@@ -212,6 +219,15 @@ def _check_service(service: ServiceRequest) -> list[Problem]:
                 "A dash would add a level to the slice hierarchy; write '_' instead"
                 if "-" in service.name
                 else "",
+            )
+        )
+    elif service.name.startswith(("_", ".")) or service.name.partition(".")[0] in _CONTROLLERS:
+        problems.append(
+            Problem(
+                "bad_name",
+                f"{where}: the kernel's own files have such names in a cgroup: expected one that begins "
+                f"with none of '_', {', '.join(sorted(_CONTROLLERS))}",
+                "Choose another name",
             )
         )
     elif service.name in _TAKEN:

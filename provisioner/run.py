@@ -16,8 +16,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from provisioner.bus import Bus, UnitState
+from provisioner.cpusets import find_unified, read_cpuset
 from provisioner.errors import BusError, InputError, ProvisionError
-from provisioner.idset import CpuSet
+from provisioner.idset import CpuSet, NodeSet
 from provisioner.layout import slice_cgroup
 from provisioner.plan import Plan, Rank, Service
 from provisioner.processes import read_own_cgroup, read_own_limits, read_process
@@ -197,14 +198,18 @@ def reset_affinity() -> None:
 
 def _check_place(service: Service, rank: Rank, root: Root) -> None:
     limits = read_own_limits(root)
-    cpus = limits.cpus if limits else CpuSet()
+    _check_granted(service, rank, limits.cpus if limits else None, limits.nodes if limits else None)
+
+
+def _check_granted(
+    service: Service, rank: Rank, cpus: CpuSet | None, nodes: NodeSet | None
+) -> None:
     walled = service.memory == "bind"
-    if cpus == rank.cpus and (not walled or (limits and limits.nodes == rank.memory_nodes)):
+    if cpus == rank.cpus and (not walled or nodes == rank.memory_nodes):
         return
-    nodes = f" and memory nodes {limits.nodes}" if limits else ""
     raise PlaceError(
-        f"{rank.slice}: grants CPUs {cpus or 'unknown'}{nodes}: planned {rank.cpus}"
-        + (f" and memory nodes {rank.memory_nodes}" if walled else ""),
+        f"{rank.slice}: grants CPUs {cpus or 'unknown'} and memory nodes {nodes or 'unknown'}: "
+        f"planned {rank.cpus}" + (f" and memory nodes {rank.memory_nodes}" if walled else ""),
         "provision verify says what differs; provision apply mends it",
     )
 
@@ -250,13 +255,15 @@ def serve(
     command: Sequence[str],
     environment: Mapping[str, str],
     bus: Bus,
+    root: Root,
 ) -> int:
     """Runs the command as a service with this process's standard streams.
 
     Returns: its exit status; 128 and the signal's number if a signal ended it, as a shell says it.
-    Raises: BusError, CommandError.
+    Raises: BusError, CommandError, PlaceError.
     """
     program = find_program(command, environment.get("PATH"))
+    check_slice(service, rank, bus, root)
     unit = f"{service.name}-rank{rank.rank}-{os.getpid()}.service"
     properties = service_properties(
         service, rank, command, program, environment, directory=os.getcwd()
@@ -279,12 +286,33 @@ def serve(
             if state.active_state in {"inactive", "failed"}:
                 return _exit_status(state)
             while got:
-                bus.kill(unit, got.pop(0))
+                _kill(unit, got.pop(0), bus)
             time.sleep(pause)
             pause = min(pause * 1.5, 1.0)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _kill(unit: str, number: int, bus: Bus) -> None:
+    try:
+        bus.kill(unit, number)
+    except BusError as error:
+        if error.name not in {"NoSuchProcess", "NoSuchUnit", "ESRCH"}:  # it has ended meanwhile
+            raise
+
+
+def check_slice(service: Service, rank: Rank, bus: Bus, root: Root) -> None:
+    """Raises PlaceError unless the kernel grants a rank's slice what is planned."""
+    bus.start(rank.slice)
+    unified = find_unified(root)
+    cpuset = read_cpuset(root, unified.mount, slice_cgroup(rank.slice)) if unified else None
+    _check_granted(
+        service,
+        rank,
+        cpuset.effective_cpus if cpuset else None,
+        cpuset.effective_nodes if cpuset else None,
+    )
 
 
 def launch(
@@ -293,6 +321,7 @@ def launch(
     command: Sequence[str],
     environments: Mapping[int, Mapping[str, str]],
     bus: Bus,
+    root: Root,
     *,
     directory: str | None,
     user: str | None,
@@ -303,16 +332,14 @@ def launch(
         InputError: a rank is at work already.
         BusError: systemd refuses one; those that were started are stopped again.
         CommandError: the command can't be run.
+        PlaceError: the kernel does not grant what is planned.
     """
     program = find_program(command)
     chosen = tuple(ranks)
     names = {rank.rank: f"{service.name}-rank{rank.rank}.service" for rank in chosen}
-    busy = [one.name for one in bus.list_units(*names.values()) if one.active_state != "failed"]
-    if busy:
-        raise InputError(
-            f"{len(busy)} of {len(names)} ranks are at work already: {', '.join(busy)}",
-            f"Stop them first: systemctl stop {' '.join(busy)}",
-        )
+    _check_free(service, chosen, bus)
+    for rank in chosen:
+        check_slice(service, rank, bus, root)
     started: list[str] = []
     try:
         for rank in chosen:
@@ -334,6 +361,42 @@ def launch(
             bus.stop(unit)
         raise
     return tuple(started)
+
+
+def launch_workers(
+    service: Service, ranks: Iterable[Rank], bus: Bus, root: Root
+) -> tuple[str, ...]:
+    """Starts the plan's own worker service for each rank, all or none. Returns: their units.
+
+    Raises: as `launch`.
+    """
+    chosen = tuple(ranks)
+    _check_free(service, chosen, bus)
+    for rank in chosen:
+        check_slice(service, rank, bus, root)
+    started: list[str] = []
+    try:
+        for rank in chosen:
+            unit = f"{service.name}@{rank.rank}.service"
+            bus.start(unit)
+            started.append(unit)
+    except BusError:
+        for unit in started:
+            bus.stop(unit)
+        raise
+    return tuple(started)
+
+
+def _check_free(service: Service, ranks: Iterable[Rank], bus: Bus) -> None:
+    busy = {rank.rank: found for rank in ranks if (found := bus.list_processes(rank.slice))}
+    if busy:
+        count = sum(len(found) for found in busy.values())
+        raise InputError(
+            f"{len(busy)} ranks are at work already: "
+            f"{', '.join(map(str, busy))} ({count} processes in their slices)",
+            f"Look at provision status; systemctl stop '{service.name}-rank*.service' "
+            f"'{service.name}@*.service' ends those of launch",
+        )
 
 
 def check_started(service: Service, rank: Rank, unit: str, bus: Bus, root: Root) -> str | None:

@@ -7,7 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from provisioner.applied import Applied, format_applied
-from provisioner.apply import remembered
+from provisioner.apply import (
+    CHECK_SERVICE,
+    VERIFY_SERVICE,
+    VERIFY_TIMER,
+    remembered,
+    stop_extra,
+)
 from provisioner.bus import Bus
 from provisioner.cpusets import find_unified
 from provisioner.enforce import (
@@ -16,7 +22,7 @@ from provisioner.enforce import (
     control_drop_ins,
     is_as_wanted,
     release,
-    remove_control_drop_ins,
+    remove_control_folders,
 )
 from provisioner.errors import Problem, ProblemsError
 from provisioner.filestore import (
@@ -30,6 +36,8 @@ from provisioner.filestore import (
 from provisioner.layout import Layout, slice_cgroup
 from provisioner.render import RenderedFile
 from provisioner.root import Root
+
+_CONTROL = ("/run/systemd/system.control/", "/run/systemd/transient/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +71,18 @@ def undo(
     record = file_entry(RenderedFile(format_applied(replace(applied, complete=False))))
     put({layout.applied_path: record})
     remove_leftovers((*applied.paths, layout.applied_path))
-    control = {path for name in applied.before for path in control_drop_ins(name)}
+    for name in (VERIFY_TIMER, VERIFY_SERVICE, CHECK_SERVICE):
+        if f"{layout.units}/{name}" in applied.files:
+            tell(f"stop {name}")
+            stop_extra(name, bus)
+    # Those that apply had systemd write, and those that it was killed before it could remove.
+    control = {path for path in applied.files if path.startswith(_CONTROL)}
+    if not applied.complete:
+        names = (*applied.slices, *applied.before)
+        control |= {path for name in names for path in control_drop_ins(name)}
     removed: list[str] = []
     kept: list[str] = []
-    for path in applied.paths:
+    for path in sorted({*applied.files, *control}):
         found = look(path)
         if found.kind == 0:
             continue
@@ -92,8 +108,8 @@ def undo(
     tell("give back CPUs and memory nodes")
     outermost = sorted(full, key=lambda name: (slice_cgroup(name).count("/"), name))
     units = {name: Wanted(name, None, None) for name in outermost} | remembered(applied)
-    for name in units:
-        remove_control_drop_ins(name)
+    for name in (*applied.slices, *applied.before):
+        remove_control_folders(name)
     release(units, holder, was_reloaded=reloads)
     if reloads:
         tell("reload systemd")

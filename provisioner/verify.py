@@ -25,7 +25,7 @@ from provisioner.numa_maps import share_on
 from provisioner.observe import Observed, ObservedUnit, Worker
 from provisioner.plan import Plan, Rank, Service
 from provisioner.planfile import to_json
-from provisioner.render import CONFINED, RenderedFile
+from provisioner.render import CONFINED
 
 SCHEMA = "provision.verify/1"
 
@@ -82,15 +82,14 @@ def report_to_json(report: Report) -> dict[str, Any]:
     return {"schema": SCHEMA, "ok": report.ok, **to_json(report)}
 
 
-def verify(plan: Plan, seen: Observed, files: Mapping[str, RenderedFile]) -> Report:
+def verify(plan: Plan, seen: Observed) -> Report:
     """Everything that is not as planned.
 
     Args:
         plan: the plan.
         seen: what is in force.
-        files: what the plan's files ought to hold, by absolute path.
     """
-    findings = [*_check_system(plan, seen), *_check_files(seen, files)]
+    findings = [*_check_system(plan, seen), *_check_files(seen), *_check_units(seen)]
     notes: list[Finding] = []
     ranks: list[RankReport] = []
     for service in plan.services:
@@ -114,6 +113,7 @@ def verify(plan: Plan, seen: Observed, files: Mapping[str, RenderedFile]) -> Rep
             ]
             findings += own
             ranks.append(_report_rank(service, rank, nodes, seen, ok=not own))
+    notes += _note_pages(seen)
     if plan.confine:
         findings += _check_confined(plan, seen)
         notes += _note_unconfined(seen)
@@ -166,20 +166,33 @@ def _check_system(plan: Plan, seen: Observed) -> Iterator[Finding]:
         )
 
 
-def _check_files(seen: Observed, files: Mapping[str, RenderedFile]) -> Iterator[Finding]:
-    for path, file in files.items():
-        found = seen.files.get(path)
-        if found is None:
+def _check_files(seen: Observed) -> Iterator[Finding]:
+    """Whether each file is as apply wrote it, by the record: a newer provision may render others."""
+    for path, written in seen.applied.files.items() if seen.applied else ():
+        found = seen.files.get(path, "")
+        if not written:
+            continue
+        if not found:
             yield Finding(
                 "file_missing", path, f"{path} is missing or can't be read", "provision apply"
             )
-        elif found != file.text:
+        elif found != written:
             yield Finding(
                 "file_changed",
                 path,
                 f"{path} is not what apply wrote",
                 "Put it back: provision apply; changes belong into provision.toml",
             )
+
+
+def _check_units(seen: Observed) -> Iterator[Finding]:
+    for unit, group in seen.elsewhere.items():
+        yield Finding(
+            "elsewhere",
+            unit,
+            f"{unit} runs in the cgroup {group}: expected the slice of its rank",
+            f"Look at systemctl cat {unit} for a Slice=, and start it again",
+        )
 
 
 def _check_slice(name: str, cpus: CpuSet, nodes: NodeSet, seen: Observed) -> Iterator[Finding]:
@@ -368,7 +381,7 @@ def _check_workers(
 
 def _check_pages(name: str, who: str, worker: Worker, nodes: NodeSet) -> Iterator[Finding]:
     if worker.pages is None:
-        return
+        return  # a note says so
     astray = {
         node: size for node, size in worker.pages.anonymous.items() if node not in nodes and size
     }
@@ -435,6 +448,19 @@ def _check_confined(plan: Plan, seen: Observed) -> Iterator[Finding]:
                     f"{name}: {drop_in.path} merges into it: {'; '.join(drop_in.settings)}",
                     "Remove it, or plan without confine",
                 )
+
+
+def _note_pages(seen: Observed) -> Iterator[Finding]:
+    workers = [worker for workers in seen.workers.values() for worker in workers]
+    unseen = sum(1 for worker in workers if worker.pages is None)
+    if unseen:
+        why = "may not be read" if seen.pages_asked else "was not looked at"
+        yield Finding(
+            "pages_unknown",
+            "system",
+            f"where the memory of {unseen} of {len(workers)} processes lies {why}",
+            "Run it as root, and without --no-pages",
+        )
 
 
 def _note_unconfined(seen: Observed) -> Iterator[Finding]:

@@ -12,11 +12,9 @@ from provisioner.apply import Extras, Job, carry_out, prepare
 from provisioner.bus import ListedUnit
 from provisioner.errors import BusError, ProblemsError, WriteError
 from provisioner.idset import CpuSet, NodeSet
-from provisioner.observe import Observed, observe
+from provisioner.observe import observe
 from provisioner.plan import Plan
-from provisioner.planfile import format_plan
 from provisioner.preflight import Permissions
-from provisioner.render import RenderedFile, render
 from provisioner.undo import undo
 from provisioner.verify import Report, verify
 from tests.rendering import FINGERPRINT, make_plan, make_rank, make_service
@@ -76,25 +74,8 @@ def apply(
 
 def look(host: SimulatedHost, plan: Plan = OLD) -> Report:
     """What verify says there."""
-    files = prepared_files(host, plan)
-    return verify(plan, observed(host, plan), files)
-
-
-def prepared_files(host: SimulatedHost, plan: Plan) -> dict[str, RenderedFile]:
-
-    rendered = render(plan, format_plan(plan), host.layout.folder)
-    return {host.layout.place(name): file for name, file in rendered.items()}
-
-
-def observed(host: SimulatedHost, plan: Plan) -> Observed:
-    return observe(
-        plan,
-        host,
-        host.root,
-        fingerprint=FINGERPRINT,
-        files=prepared_files(host, plan),
-        applied=applied_on(host),
-    )
+    seen = observe(plan, host, host.root, fingerprint=FINGERPRINT, applied=applied_on(host))
+    return verify(plan, seen)
 
 
 def codes(report: Report) -> set[str]:

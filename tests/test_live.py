@@ -144,7 +144,7 @@ def test_drop_in_that_cannot_be_read_may_say_anything(tmp_path: Path) -> None:
 APPLIED = Applied(
     mode="runtime",
     complete=False,
-    paths=("/run/provision/plan.json",),
+    files={"/run/provision/plan.json": "ab" * 32},
     folders=("/run/provision",),
     slices=("provision.slice",),
     before={"system.slice": Before(CpuSet((0, 1)), NodeSet())},

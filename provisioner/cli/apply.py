@@ -73,15 +73,18 @@ def command(
         open_systemd,
         require_root,
         require_this_system,
+        tell_waiting,
     )
     from provisioner.cli.plan import read_or_make_plan
     from provisioner.filestore import locked
-    from provisioner.guard import run_guarded
+    from provisioner.guard import ignore_signals, run_guarded
     from provisioner.layout import LAYOUTS, Mode
     from provisioner.preflight import Permissions
 
     if runtime and transient:
         raise click.UsageError("--runtime and --transient exclude each other")
+    if runtime and boot_check:
+        raise click.UsageError("--boot-check is for what outlives a boot: expected no --runtime")
     if transient and (boot_check or verify_timer):
         raise click.UsageError(
             "--transient writes no units: expected no --boot-check, --verify-timer"
@@ -98,7 +101,7 @@ def command(
                 click.echo(f"  {step}")
                 sys.stdout.flush()
 
-    with locked():
+    with locked(tell_waiting):
         bus = open_systemd()
         job = prepare(
             plan,
@@ -122,7 +125,7 @@ def command(
         if not yes:
             _confirm()
         report = run_guarded(
-            lambda: carry_out(job, open_systemd(), root, tell),
+            lambda: carry_out(job, open_systemd(), root, tell, ignore_signals),
             lambda: go_back(job, open_systemd(), root, tell),
             "apply",
         )

@@ -46,7 +46,7 @@ def command(
     from provisioner.errors import ParseError
     from provisioner.idset import CpuSet
     from provisioner.render import rank_environment
-    from provisioner.run import check_started, find_service, launch
+    from provisioner.run import check_started, find_service, launch, launch_workers
 
     require_root("launch")
     plan, in_force = read_plan_in_force()
@@ -75,9 +75,7 @@ def command(
             )
         if variables or directory or user:
             raise click.UsageError("--setenv, --directory and --user go with a command")
-        units = [f"{service.name}@{rank.rank}.service" for rank in chosen]
-        for unit in units:
-            bus.start(unit)
+        units = list(launch_workers(service, chosen, bus, root))
     else:
         folder = in_force.applied.layout.folder
         given = _variables(variables)
@@ -91,6 +89,7 @@ def command(
                     for rank in chosen
                 },
                 bus,
+                root,
                 directory=os.path.abspath(directory or os.getcwd()),
                 user=user,
             )

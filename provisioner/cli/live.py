@@ -7,6 +7,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
+import click
+
 from provisioner.errors import ForeignSystemError, ProvisionError
 
 if TYPE_CHECKING:
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
     from provisioner.bus import Bus
     from provisioner.observe import Observed
     from provisioner.plan import Plan
-    from provisioner.render import RenderedFile
     from provisioner.root import Root
     from provisioner.topology import Machine
 
@@ -57,32 +58,23 @@ def open_systemd() -> Bus:
     return open_bus()
 
 
+def tell_waiting() -> None:
+    """Says on standard error that someone else is at work."""
+    click.echo("Waiting for another provision that changes this system ...", err=True)
+
+
 def find_program() -> str:
     """The path of this command, for units that run it."""
     own = os.path.abspath(sys.argv[0])
     return own if os.access(own, os.X_OK) else shutil.which("provision") or own
 
 
-def look_at(
-    plan: Plan, applied: Applied | None, bus: Bus, *, pages: bool = True
-) -> tuple[Observed, dict[str, RenderedFile]]:
-    """What is in force of a plan that was applied, and what its files ought to hold."""
+def look_at(plan: Plan, applied: Applied, bus: Bus, *, pages: bool = True) -> Observed:
+    """What is in force of a plan that was applied."""
     from provisioner.discovery import discover
     from provisioner.fingerprint import machine_fingerprint
-    from provisioner.layout import LAYOUTS
     from provisioner.observe import observe
-    from provisioner.planfile import format_plan
-    from provisioner.render import render
 
     root = live_root()
-    layout = applied.layout if applied else LAYOUTS["persistent"]
-    files = {
-        layout.place(name): file
-        for name, file in render(plan, format_plan(plan), layout.folder).items()
-        if layout.mode != "transient" or not layout.is_unit(name)
-    }
     fingerprint = machine_fingerprint(discover(root, plan.within))
-    seen = observe(
-        plan, bus, root, fingerprint=fingerprint, files=files, applied=applied, pages=pages
-    )
-    return seen, files
+    return observe(plan, bus, root, fingerprint=fingerprint, applied=applied, pages=pages)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 def command(rank: str | None, name: str | None, as_scope: bool, words: tuple[str, ...]) -> int:
     """Run a command as one rank: in its slice, with its environment.
 
-    Process id, signals, exit status, standard streams and working directory are the command's own.
+    Exit status, signals, standard streams and working directory are the command's own, and so is the
+    process id, except as a --service.
     Exit status 125: it was not started, because the kernel does not grant what is planned; 126 and
     127: it can't be executed, it was not found.
     """
@@ -46,11 +47,11 @@ def command(rank: str | None, name: str | None, as_scope: bool, words: tuple[str
     environment = merge_environment(plan, service, chosen, folder, os.environ)
     if as_scope:
         become(service, chosen, words, environment, open_systemd(), live_root())
-    return serve(service, chosen, words, environment, open_systemd())
+    return serve(service, chosen, words, environment, open_systemd(), live_root())
 
 
 def read_plan_in_force() -> tuple[Plan, InForce]:
-    """The plan in force. Raises: InputError and ReadError if there is none, or it is in doubt."""
+    """The plan in force. Raises: InputError and ReadError if there is none."""
     from provisioner.applied import read_in_force
 
     in_force = read_in_force()

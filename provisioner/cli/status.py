@@ -20,6 +20,7 @@ def command(as_json: bool) -> None:
     """
     from provisioner.cli.live import open_systemd
     from provisioner.cli.run import read_plan_in_force
+    from provisioner.observe import rank_units
 
     plan, in_force = read_plan_in_force()
     bus = open_systemd()
@@ -27,12 +28,7 @@ def command(as_json: bool) -> None:
     for service in plan.services:
         for rank in service.ranks:
             state = bus.unit(rank.slice)
-            units = bus.list_units(
-                f"{service.name}-rank{rank.rank}.service",
-                f"{service.name}-rank{rank.rank}-*.service",
-                f"{service.name}-rank{rank.rank}-*.scope",
-                f"{service.name}@{rank.rank}.service",
-            )
+            units = bus.list_units(*rank_units(service, rank))
             ranks.append(
                 {
                     "service": service.name,

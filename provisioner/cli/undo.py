@@ -12,17 +12,19 @@ from provisioner.cli.console import print_line
 
 @click.command("undo", epilog="Example: provision undo")
 @click.option("--dry-run", is_flag=True, help="Show what would go, and change nothing.")
+@click.option("--force", is_flag=True, help="Go on although containers may lose their GPUs.")
 @click.option("--verbose", "-v", is_flag=True, help="Say each step.")
-def command(dry_run: bool, verbose: bool) -> None:
+def command(dry_run: bool, force: bool, verbose: bool) -> None:
     """Take back the plan in force: files and live cgroups as before apply.
 
     No worker is killed: slices that still hold processes are given all CPUs and memory nodes.
     """
     from provisioner.applied import read_applied
-    from provisioner.cli.live import live_root, open_systemd, require_root
-    from provisioner.errors import Problem
+    from provisioner.cli.live import live_root, open_systemd, require_root, tell_waiting
+    from provisioner.errors import Problem, ProblemsError
     from provisioner.filestore import locked
     from provisioner.guard import run_guarded
+    from provisioner.preflight import check_reload
     from provisioner.undo import undo
 
     require_root("undo")
@@ -41,7 +43,7 @@ def command(dry_run: bool, verbose: bool) -> None:
             undo(again, again.layout, open_systemd(), root, tell)
         return ()
 
-    with locked():
+    with locked(tell_waiting):
         applied = read_applied()
         if applied is None:
             print_line("No plan is in force: nothing to take back.")
@@ -55,6 +57,10 @@ def command(dry_run: bool, verbose: bool) -> None:
                 print_line(f"  {name}: is given back its CPUs")
             print_line("Nothing was changed: this was a dry run.")
             return
+        if applied.mode != "transient":
+            problems = tuple(check_reload(open_systemd(), root, force=force))
+            if problems:
+                raise ProblemsError(problems, subject="undo")
         done = run_guarded(
             lambda: undo(applied, applied.layout, open_systemd(), root, tell), go_on, "undo"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # How long an apply that is at work is waited for.
 _APPLY_SECONDS = 120
+# How long the drivers of a machine that has just booted are waited for.
+_BOOT_SECONDS = 60
 
 
 @click.command("verify", epilog="Example: provision verify --prometheus --output provision.prom")
@@ -90,8 +93,8 @@ def command(
     from provisioner.cli.live import look_at, open_systemd
     from provisioner.verify import report_to_json, verify
 
-    seen, files = look_at(in_force.plan, in_force.applied, open_systemd(), pages=pages)
-    report = verify(in_force.plan, seen, files)
+    seen = look_at(in_force.plan, in_force.applied, open_systemd(), pages=pages)
+    report = verify(in_force.plan, seen)
     if as_json and not output:
         print_json(report_to_json(report))
     elif output:
@@ -118,7 +121,12 @@ def _check_boot(planned: str, within: str, complete: bool) -> int:
     from provisioner.filestore import is_locked
     from provisioner.fingerprint import machine_fingerprint
 
+    # Drivers may still be at work: RDMA names, accelerators and memory nodes come with them.
+    end = time.monotonic() + _BOOT_SECONDS
     found = machine_fingerprint(discover(live_root(), within))
+    while found != planned and time.monotonic() < end:
+        time.sleep(2)
+        found = machine_fingerprint(discover(live_root(), within))
     if found != planned:
         print_line(
             f"<3>this machine is not the one that the plan was made for: its fingerprint is {found}, "
@@ -148,7 +156,7 @@ def _write(report: Report, output: str, *, as_json: bool) -> None:
         if as_json
         else format_prometheus(report)
     )
-    put({os.path.abspath(output): file_entry(RenderedFile(text))})
+    put({os.path.abspath(output): file_entry(RenderedFile(text))}, always=True)
 
 
 def print_ranks(report: Report) -> None:

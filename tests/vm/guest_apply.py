@@ -90,7 +90,9 @@ def apply_brings_the_plan_into_force() -> None:
     report = verify()
     equal(report["ok"], True)
     equal([one["ok"] for one in report["ranks"]], [True] * 9)
-    # systemd-analyze and a node exporter's user can read what was written.
+    # So that they hold after a boot, whatever is started in them.
+    wants = run("systemctl", "show", "--property=Wants", "multi-user.target").stdout
+    assert "provision-rank8.slice" in wants, wants
     run(*_USER, "provision", "verify")
 
 
