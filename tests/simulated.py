@@ -69,6 +69,8 @@ class SimulatedHost:
         self.processes: dict[int, Process] = {}
         self.online = CPUS
         self.listed: list[ListedUnit] = []
+        self.groups_of: dict[str, str] = {}  # of units other than slices
+        self.deaf = False  # whether cgroups stay as they are, whatever systemd is told
         self.refuse: dict[str, BusError] = {}
         for name in ("system.slice", "user.slice", "init.scope"):
             self.groups[f"/{name}"] = Group(processes=[1])
@@ -200,7 +202,9 @@ class SimulatedHost:
             need_daemon_reload=self._parsed(name) != replace(unit, active=False),
             allowed_cpus=unit.cpus,
             allowed_nodes=unit.nodes,
-            control_group=(unit_cgroup(name) or "") if unit.active else "",
+            control_group=self.groups_of.get(
+                name, (unit_cgroup(name) or "") if unit.active else ""
+            ),
             disabled_controllers=unit.disabled,
             description=name,
             main_pid=0,
@@ -281,7 +285,7 @@ class SimulatedHost:
 
     def _realize(self, name: str) -> None:
         path = unit_cgroup(name)
-        if path in self.groups and self.units[name].active:
+        if path in self.groups and self.units[name].active and not self.deaf:
             self.write(path, self.units[name].cpus, self.units[name].nodes)
 
 

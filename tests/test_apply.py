@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from provisioner.applied import Applied, parse_applied
-from provisioner.apply import Extras, Job, carry_out, prepare
+from provisioner.apply import Extras, Job, _carry_out, carry_out, prepare
 from provisioner.bus import ListedUnit
 from provisioner.errors import BusError, ProblemsError, WriteError
 from provisioner.idset import CpuSet, NodeSet
@@ -271,8 +272,6 @@ def test_everything_that_speaks_against_it_is_said_at_once(host: SimulatedHost) 
 
 
 def test_need_of_memory_is_held_against_what_is_free(host: SimulatedHost) -> None:
-    from dataclasses import replace
-
     needy = replace(make_service(), memory_need_bytes=2 << 30)
     with pytest.raises(ProblemsError) as refused:
         prepared(host, make_plan(needy))
@@ -447,3 +446,105 @@ def test_ranks_are_reported_from_the_plan_to_the_pages(tmp_path: Path) -> None:
     assert rank.file_bytes == {1: 2 * 4096}
     assert rank.local_share == 1.0
     assert (rank.processes, rank.threads, rank.ok) == (1, 1, True)
+
+
+# What a reviewer found ---------------------------------------------------------------------------
+
+
+def test_dropped_confinement_is_no_overlap(host: SimulatedHost) -> None:
+    """What the system's own slices were given back explicitly is no stranger's claim on ranks' CPUs."""
+    apply(host)
+    assert apply(host, make_plan()).ok
+    assert look(host, make_plan()).ok
+
+
+def test_slices_that_are_to_go_stay_known_until_they_are_gone(host: SimulatedHost) -> None:
+    """An apply that was killed before it stopped a slice leaves a record that names it."""
+    smaller = make_plan(make_service(make_rank(0)), confine=True)
+    apply(host)
+
+    def kill(step: str) -> None:
+        if step == "stop provision-rank1.slice":
+            raise SystemExit  # as if killed: what follows is not done, and nothing goes back
+
+    with pytest.raises(SystemExit):
+        _carry_out(prepared(host, smaller), host, host.root, kill)
+    assert "/provision.slice/provision-rank1.slice" in host.groups
+    assert apply(host, smaller).ok
+    assert "/provision.slice/provision-rank1.slice" not in host.groups
+    applied = applied_on(host)
+    assert applied is not None
+    assert applied.slices == ("provision.slice", "provision-rank0.slice")
+
+
+def test_going_back_says_what_is_not_as_it_was(tmp_path: Path) -> None:
+    """Restored is what the kernel says, and not what was asked for."""
+    host = SimulatedHost(tmp_path, follows=False)
+    apply(host)
+
+    def fail(step: str) -> None:
+        if step.startswith("read back"):
+            host.deaf = True
+            raise WriteError("x: can't be written")
+
+    with pytest.raises(ProblemsError) as failed:
+        apply(host, NEW, fail)
+    found = [problem.code for problem in failed.value.problems]
+    assert found[0] == "unwritable"
+    assert found[-1] == "not_gone_back"
+    assert "not_restored" in found
+    assert codes(look(host)) >= {"interrupted"}
+
+
+def test_memory_nodes_of_the_system_are_left_alone(host: SimulatedHost) -> None:
+    """Confining says CPUs, and an operator's memory nodes for the system stay."""
+    host.units["system.slice"].nodes = NodeSet([0])
+    host.write("/system.slice", CpuSet(), NodeSet([0]))
+    own = Path(host.layout.units, "system.slice.d/10-mine.conf")
+    own.parent.mkdir()
+    own.write_text("[Slice]\nAllowedMemoryNodes=0\n")
+    apply(host)
+    assert host.effective("/system.slice") == (CpuSet((8, 9)), NodeSet([0]))
+
+
+def test_memory_of_a_launcher_is_not_moved_unasked(host: SimulatedHost) -> None:
+    """What runs in the service's own slice counts as the ranks' workers do."""
+    other = make_plan(make_service(make_rank(0, nodes="1"), make_rank(1, nodes="1")), confine=True)
+    apply(host)
+    host.spawn("/provision.slice", 100)
+    with pytest.raises(ProblemsError) as refused:
+        prepared(host, other)
+    assert refused.value.problems[0].message.startswith("provision.slice holds 1 processes")
+
+
+def test_unit_of_a_rank_elsewhere_is_found(tmp_path: Path) -> None:
+    """A worker's unit that was moved to another slice is named, though the rank's slice is right."""
+    host = SimulatedHost(tmp_path)
+    apply(host)
+    host.listed = [ListedUnit("provision@1.service", "active", "running")]
+    host.groups_of["provision@1.service"] = "/other.slice/provision@1.service"
+    assert codes(look(host)) == {"elsewhere"}
+    host.groups_of["provision@1.service"] = (
+        "/provision.slice/provision-rank1.slice/provision@1.service"
+    )
+    assert look(host).ok
+
+
+def test_pages_that_cannot_be_seen_are_said(tmp_path: Path) -> None:
+    """That nothing was found is not the same as that nothing was looked at."""
+    host = SimulatedHost(tmp_path)
+    apply(host)
+    host.spawn(_RANK0, 100)
+    seen = observe(
+        OLD, host, host.root, fingerprint=FINGERPRINT, applied=applied_on(host), pages=False
+    )
+    report = verify(OLD, seen)
+    assert report.ok
+    assert [note.code for note in report.notes] == ["pages_unknown"]
+
+
+def test_plan_of_ones_own_session_is_refused(host: SimulatedHost) -> None:
+    """A plan within the caller's own cgroup can't be verified from elsewhere."""
+    with pytest.raises(ProblemsError) as refused:
+        prepared(host, replace(OLD, within="self"))
+    assert [problem.code for problem in refused.value.problems] == ["within_self"]
