@@ -58,11 +58,6 @@ def read_cpuset(root: Root, mount: str, path: str) -> Cpuset | None:
     )
 
 
-def describe_cgroup(root: Root, mount: str, path: str, leaf: str) -> str:
-    """The path of a cgroup's file, for messages."""
-    return root.describe(f"{mount}{path.rstrip('/')}/{leaf}")
-
-
 def list_child_cgroups(root: Root, mount: str, path: str) -> tuple[str, ...]:
     """The cgroups right below a cgroup, by name; none if it is gone."""
     folder = mount + path.rstrip("/")
