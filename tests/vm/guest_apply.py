@@ -243,7 +243,7 @@ def run_is_the_command() -> None:
     done = run("provision", "run", "--", "true", status=2)
     assert "neither --rank nor LOCAL_RANK" in done.stderr, done.stderr
     done = run(
-        "taskset", "-c", "0", "provision", "run", "--rank", "6", "--", "cat", "/proc/self/status"
+        "taskset", "-c", "18", "provision", "run", "--rank", "6", "--", "cat", "/proc/self/status"
     )
     assert "Cpus_allowed_list:\t12-13\n" in done.stdout, done.stdout
 

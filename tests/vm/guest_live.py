@@ -99,12 +99,10 @@ def allowed(pid: int) -> tuple[str, str]:
 
 
 def system_sets() -> dict[str, tuple[str, str]]:
-    """The effective sets of the system's own units; what has no cpuset has the root's."""
+    """The effective sets of the system's own units; what has no cgroup or no cpuset has the root's."""
     found: dict[str, tuple[str, str]] = {}
     for name in SYSTEM_UNITS:
         folder = CGROUPS / name
-        if not folder.exists():
-            continue
         sets = []
         for leaf in ("cpuset.cpus.effective", "cpuset.mems.effective"):
             path = folder / leaf if (folder / leaf).exists() else CGROUPS / leaf
