@@ -31,6 +31,7 @@ STANDARD_LIBRARY_ONLY = (
     "pci",
     "plan",
     "planner",
+    "record",
     "request",
     "root",
     "samples",
