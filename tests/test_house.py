@@ -18,8 +18,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Who reads a machine's files, and who makes a tree of them from facts.
 # `facts/tree.py` makes a tree instead of reading one, and `root.py` asks its own /proc where an open
-# file really lies.
-KNOW_KERNEL_PATHS = {"cgroup.py", "root.py", "sysfs.py", "tree.py"}
+# file really lies. `procfs.py` is the reader of the worker half, which may import no other.
+KNOW_KERNEL_PATHS = {"cgroup.py", "procfs.py", "root.py", "sysfs.py", "tree.py"}
 # What an engine's worker needs inside a container that holds nothing but Python.
 STANDARD_LIBRARY_ONLY = (
     "cgroup",
@@ -37,6 +37,15 @@ STANDARD_LIBRARY_ONLY = (
     "samples",
     "sysfs",
     "topology",
+    "worker",
+    "worker.affinity",
+    "worker.child",
+    "worker.mempolicy",
+    "worker.nvml",
+    "worker.pages",
+    "worker.procfs",
+    "worker.visible",
+    "worker.visible_rules",
 )
 # Loading one of these takes longer than most commands run.
 HEAVY = ("jinja2", "msgspec", "psutil", "pystemd")

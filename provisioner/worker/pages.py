@@ -1,0 +1,158 @@
+r"""Where a process's pages lie, from its numa_maps.
+
+Source: fs/proc/task_mmu.c (show_numa_map), proc_pid_numa_maps(5). One line a mapping:
+
+    7f6766800000 bind:1 file=/anon_hugepage\040(deleted) huge anon=10 N1=10 kernelpagesize_kB=2048
+
+The kernel walks every page table to write it, which takes a moment in a process of many gigabytes.
+"""
+
+from __future__ import annotations
+
+from provisioner.errors import ParseError, shorten
+from provisioner.idset import NodeSet
+from provisioner.record import Record
+from provisioner.worker.procfs import describe_numa_maps, read_numa_maps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from provisioner.root import Root
+
+
+class PagePlacement(Record):
+    """Bytes of resident pages by NUMA node. A page that two mappings show is counted in both."""
+
+    anonymous: Mapping[int, int]  # heap, stack, private memory, copied pages of files
+    file: Mapping[
+        int, int
+    ]  # page cache of mapped files, and shared memory, which is one to the kernel
+    mixed: Mapping[
+        int, int
+    ]  # of mappings over several nodes that hold both, where no line says which is where
+
+    @property
+    def total(self) -> dict[int, int]:
+        """Bytes of all resident pages by node."""
+        total: dict[int, int] = {}
+        for part in (self.anonymous, self.file, self.mixed):
+            _add(total, part)
+        return total
+
+    def local_share(self, nodes: NodeSet) -> float | None:
+        """The share, 0 to 1, of all resident bytes that lie on the nodes; None if there are none."""
+        return share_on(self.total, nodes)
+
+
+class MappingPages(Record):
+    """What one line of numa_maps says of resident pages."""
+
+    is_file: bool  # the mapping is of a file, or of shared memory
+    anonymous: int  # pages that are anonymous, in kernel pages of `page_bytes`
+    nodes: Mapping[int, int]  # all pages by node, likewise
+    page_bytes: int  # kernelpagesize_kB; a transparent huge page counts as many small ones
+
+
+def page_placement(pid: int | None = None, root: Root | None = None) -> PagePlacement:
+    """Where the pages of a process lie. Unit: bytes.
+
+    Args:
+        pid: the process; None is this one (in a recording, the one that recorded).
+        root: a recorded machine; None is the running one, whose file is read line by line.
+
+    Raises:
+        ReadError: the file is not there or may not be read.
+        ParseError: it is not of its form.
+    """
+    try:
+        return parse_numa_maps(read_numa_maps(pid, root))
+    except ParseError as error:
+        raise error.at(describe_numa_maps(pid, root)) from error
+
+
+def parse_numa_maps(lines: Iterable[str]) -> PagePlacement:
+    """The sum of a numa_maps file's lines; a text is split by `splitlines()` first.
+
+    Raises:
+        ParseError: a line is not of the form; its number is in the message.
+    """
+    anonymous: dict[int, int] = {}
+    file: dict[int, int] = {}
+    mixed: dict[int, int] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            mapping = parse_mapping(line)
+        except ParseError as error:
+            raise error.at(f"line {number}") from error
+        if mapping is None:
+            continue
+        _sort_in(mapping, anonymous, file, mixed)
+    return PagePlacement(anonymous, file, mixed)
+
+
+def parse_mapping(line: str) -> MappingPages | None:
+    """What one line says; None if it has no resident page.
+
+    Raises:
+        ParseError: a count is no number, or pages are said without their size.
+    """
+    is_file = False
+    anonymous = page_kib = 0
+    nodes: dict[int, int] = {}
+    for word in line.split()[2:]:  # behind the address and the policy
+        key, _, value = word.partition("=")
+        if key == "file":
+            is_file = True
+        elif key == "anon":
+            anonymous = _parse_count(word, value)
+        elif key == "kernelpagesize_kB":
+            page_kib = _parse_count(word, value)
+        elif key[:1] == "N" and key[1:].isdigit():
+            nodes[int(key[1:])] = _parse_count(word, value)
+    if not nodes:
+        return None
+    if not page_kib:
+        raise ParseError("pages without their size: expected kernelpagesize_kB=N, N over 0")
+    return MappingPages(is_file, anonymous, nodes, page_kib * 1024)
+
+
+def share_on(bytes_by_node: Mapping[int, int], nodes: NodeSet) -> float | None:
+    """The share, 0 to 1, of the bytes that lie on the nodes; None if there are none at all."""
+    total = sum(bytes_by_node.values())
+    if not total:
+        return None
+    return sum(count for node, count in bytes_by_node.items() if node in nodes) / total
+
+
+def _sort_in(
+    mapping: MappingPages,
+    anonymous: dict[int, int],
+    file: dict[int, int],
+    mixed: dict[int, int],
+) -> None:
+    sizes = {node: count * mapping.page_bytes for node, count in mapping.nodes.items()}
+    total = sum(mapping.nodes.values())
+    # Without a file there is nothing to be cached, whatever anon= says of pages such as the vdso's.
+    if not mapping.is_file or mapping.anonymous >= total:
+        _add(anonymous, sizes)
+    elif not mapping.anonymous:
+        _add(file, sizes)
+    elif len(sizes) == 1:
+        ((node, size),) = sizes.items()
+        copied = mapping.anonymous * mapping.page_bytes
+        _add(anonymous, {node: copied})
+        _add(file, {node: size - copied})
+    else:
+        _add(mixed, sizes)
+
+
+def _add(total: dict[int, int], part: Mapping[int, int]) -> None:
+    for node, size in part.items():
+        total[node] = total.get(node, 0) + size
+
+
+def _parse_count(word: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) <= 18):
+        raise ParseError(f"'{shorten(word)}' has no count: expected a number behind '='")
+    return int(value)
