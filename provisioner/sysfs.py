@@ -277,6 +277,12 @@ def is_virtual_function(root: Root, address: PciAddress) -> bool:
     return root.resolve(f"{_PCI}/{address}/physfn") is not None
 
 
+def read_pci_driver(root: Root, address: PciAddress) -> str | None:
+    """The driver that holds a function, by its link; None if none does."""
+    real = root.resolve(f"{_PCI}/{address}/driver")
+    return None if real is None else real.rpartition("/")[2]
+
+
 class PciPath(NamedTuple):
     """Where a function hangs."""
 
@@ -307,6 +313,17 @@ def list_class_devices(root: Root, kind: str) -> list[tuple[str, PciAddress]]:
         if address is not None:
             found.append((name, address))
     return found
+
+
+def list_rdma_devices(root: Root) -> list[str]:
+    """The names of every RDMA device, those without PCI (rxe, siw) too; empty if there is none."""
+    return root.list("sys/class/infiniband")
+
+
+def read_rdma_parent(root: Root, name: str) -> str | None:
+    """The network interface that a soft RDMA device sits on. Source: drivers/infiniband/sw/rxe/rxe_verbs.c."""
+    text = root.read(f"sys/class/infiniband/{name}/parent")
+    return None if text is None else text.strip() or None
 
 
 # NVIDIA's driver --------------------------------------------------------------------------------

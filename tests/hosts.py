@@ -13,6 +13,7 @@ from provisioner.pci import PciAddress, parse_pci_address
 from provisioner.plan import Plan, Rank
 from provisioner.planner import make_plan
 from provisioner.request import PlacementRequest, ServiceRequest
+from provisioner.root import MemoryRoot
 from provisioner.topology import Machine
 
 GIB = 1 << 30
@@ -29,7 +30,30 @@ def make_host(
     within: str = "root",
     **facts: Any,
 ) -> Machine:
-    """A machine.
+    """A machine, read from `make_tree`'s files; `within` is the ceiling that is read."""
+    tree = make_tree(
+        nodes,
+        cards,
+        packages=packages,
+        stride=stride,
+        memory=memory,
+        distances=distances,
+        **facts,
+    )
+    return discover(tree, within)
+
+
+def make_tree(
+    nodes: Mapping[int, str],
+    cards: Sequence[int | tuple[str, int | None] | None] = (),
+    *,
+    packages: Sequence[str] | None = None,
+    stride: int = 0,
+    memory: Mapping[int, int] | None = None,
+    distances: Mapping[tuple[int, int], int] | None = None,
+    **facts: Any,
+) -> MemoryRoot:
+    """The files of a machine.
 
     Args:
         nodes: node -> its CPUs as a list, empty for a node without.
@@ -38,7 +62,6 @@ def make_host(
         stride: the distance of SMT siblings; 0 without SMT.
         memory: node -> GiB; 64 for each node that is left out.
         distances: (node, node) -> distance, both ways.
-        within: the ceiling that is read.
         facts: what else the host's facts say.
     """
     sizes = memory or {}
@@ -65,7 +88,7 @@ def make_host(
         or tuple(_card(number, card) for number, card in enumerate(cards)),
         **facts,
     )
-    return discover(build_tree(host), within)
+    return build_tree(host)
 
 
 def _card(number: int, card: int | tuple[str, int | None] | None) -> CardFacts:

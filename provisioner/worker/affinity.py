@@ -10,16 +10,25 @@ from __future__ import annotations
 
 import errno
 import os
-from _thread import get_native_id  # as threading has it, which costs more to import
+
+# As threading has them, which costs more to import.
+from _thread import allocate_lock, get_native_id, start_new_thread
 
 from provisioner.idset import CpuSet
 from provisioner.record import Record
 from provisioner.worker.child import raise_if_deadly
-from provisioner.worker.procfs import list_threads
+from provisioner.worker.procfs import has_thread, list_threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+# The kernel has no more CPUs (NR_CPUS of arch/x86/Kconfig), and cuts a mask to its own length.
+_MOST_CPUS = 8192
+
+# The threads that `keep_thread` named, by the process that they are in: a fork has none of them.
+_kept: dict[int, set[int]] = {}
 
 
 class UnreachedThread(Record):
@@ -50,7 +59,8 @@ def set_thread_affinity(cpus: CpuSet, tids: Iterable[int] | None = None) -> Affi
 
     Args:
         cpus: the CPUs.
-        tids: ids of the threads to set; None is every thread of this process.
+        tids: ids of the threads to set; None is every thread of this process, less those that
+            `keep_thread` named.
 
     Raises:
         OSError: the first thread can't be set, and none was. EINVAL: none of the CPUs is in the
@@ -58,7 +68,7 @@ def set_thread_affinity(cpus: CpuSet, tids: Iterable[int] | None = None) -> Affi
         DeadlyCallError: a seccomp filter kills who makes the call.
     """
     chosen = None if tids is None else tuple(tids)
-    first, *rest = [get_native_id(), *list_threads()] if chosen is None else chosen or [0]
+    first, *rest = [get_native_id(), *_list_free()] if chosen is None else chosen or [0]
     raise_if_deadly(_describe(cpus, first), _set, 0, cpus.bits)
     _set(first, cpus.bits)
     effective = CpuSet(os.sched_getaffinity(first))
@@ -99,8 +109,111 @@ def thread_masks() -> dict[int, CpuSet]:
     return masks
 
 
+def allowed_cpus() -> CpuSet:
+    """The CPUs that the cpuset of this process lets it run on, whatever masks its threads have.
+
+    A thread of its own asks for all CPUs, and the kernel trims that to the cpuset's. So no file of a
+    cgroup is needed, which a container may not show, and no other thread's mask is touched.
+
+    Raises:
+        OSError: seccomp refuses the call, or no thread can be started (EAGAIN).
+        DeadlyCallError: a seccomp filter kills who makes the call.
+    """
+    raise_if_deadly("sched_setaffinity(a thread of its own, all CPUs)", ask_for_all)
+    found: list[CpuSet | OSError] = []
+    tids: list[int] = []
+    is_done = allocate_lock()
+    is_done.acquire()
+
+    def ask() -> None:
+        tids.append(get_native_id())
+        try:
+            ask_for_all()
+            found.append(CpuSet(os.sched_getaffinity(0)))
+        except OSError as error:
+            found.append(error)
+        finally:
+            is_done.release()
+
+    try:
+        start_new_thread(ask, ())
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, "no thread can be started to ask for the cpuset") from error
+    is_done.acquire()
+    while has_thread(tids[0]):  # a fork is safe with one thread alone, and who asks next may fork
+        os.sched_yield()
+    answer = found[0]
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
+
+
+def leave_cpus(cpus: CpuSet, instead: CpuSet) -> tuple[UnreachedThread, ...]:
+    """Moves every thread off some CPUs; those that could not be.
+
+    A thread keeps what it has besides; one that has nothing besides gets other CPUs.
+
+    Args:
+        cpus: the CPUs to leave.
+        instead: what a thread gets that has no others.
+
+    Raises:
+        OSError: there is no /proc, or the calling thread can't be moved.
+        DeadlyCallError: a seccomp filter kills who makes the call.
+    """
+    mine = get_native_id()
+    raise_if_deadly(_describe(instead, mine), _set, 0, instead.bits)
+    unreached: dict[int, int] = {}
+    kept = _kept.get(os.getpid(), set())
+    while True:
+        todo = {
+            tid: mask - cpus or instead
+            for tid, mask in thread_masks().items()
+            if not mask.isdisjoint(cpus) and tid not in kept and tid not in unreached
+        }
+        if not todo:
+            break
+        for tid, mask in todo.items():
+            try:
+                _set(tid, mask.bits)
+            except ProcessLookupError:
+                continue
+            except OSError as error:
+                if tid == mine:
+                    raise
+                unreached[tid] = error.errno or errno.EINVAL
+    return tuple(UnreachedThread(tid, unreached[tid]) for tid in sorted(unreached))
+
+
+def own_thread() -> int:
+    """The id of the calling thread."""
+    return get_native_id()
+
+
+def keep_thread() -> None:
+    """Leaves the mask of the calling thread alone from now on when all threads are bound."""
+    mine = _kept.setdefault(os.getpid(), set())
+    mine.add(get_native_id())
+    mine &= set(list_threads())  # an id is given anew once its thread has ended
+
+
+def _list_free() -> list[int]:
+    kept = _kept.get(os.getpid(), ())
+    return [tid for tid in list_threads() if tid not in kept]
+
+
 def _find_wrong(cpus: CpuSet) -> list[int]:
-    return [tid for tid, mask in thread_masks().items() if mask != cpus]
+    kept = _kept.get(os.getpid(), ())
+    return [tid for tid, mask in thread_masks().items() if mask != cpus and tid not in kept]
+
+
+def ask_for_all() -> None:
+    """Lets the calling thread run on all CPUs, of which the kernel takes those of the cpuset.
+
+    Raises:
+        OSError: seccomp refuses the call.
+    """
+    os.sched_setaffinity(0, range(_MOST_CPUS))
 
 
 def _set(tid: int, bits: int) -> None:

@@ -27,11 +27,15 @@ from provisioner.worker.procfs import read_thread_status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import NoReturn
 
 _PR_SET_DUMPABLE = 4  # include/uapi/linux/prctl.h
 _OTHER_FAULT = 255  # answered for what is no errno; the highest errno is 133
+
+
+# (process, system call) that a child has lived through; a fork begins anew.
+_cleared: set[tuple[int, str]] = set()
 
 
 class Refusal(Record):
@@ -97,12 +101,29 @@ def try_in_child(call: str, function: Callable[..., object], *args: int | str) -
 def raise_if_deadly(call: str, function: Callable[..., object], *args: int | str) -> None:
     """Return if this process may make the call, whatever comes of it.
 
+    A filter goes by a call's number, so one that a child has lived through is not tried again.
+
     Raises:
         DeadlyCallError: a filter is in force and kills who makes it, or nobody could try.
     """
-    refusal = try_in_child(call, function, *args) if is_filtered() else None
+    key = (os.getpid(), call.partition("(")[0])
+    if key in _cleared or not is_filtered():
+        return
+    refusal = try_in_child(call, function, *args)
     if refusal is not None and refusal.errno is None:
         raise DeadlyCallError(refusal)
+    _cleared.add(key)
+
+
+def clear_calls(names: Iterable[str], function: Callable[..., object]) -> None:
+    """Has one child make several system calls, which none is tried for again if it lives through them.
+
+    Args:
+        names: the system calls.
+        function: a function at the top level of a module, which makes them all and raises nothing.
+    """
+    if is_filtered() and try_in_child("several", function) is None:
+        _cleared.update((os.getpid(), name) for name in names)
 
 
 def answer(

@@ -19,6 +19,7 @@ from provisioner.worker.child import Refusal, is_filtered, raise_if_deadly, try_
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes
+    from collections.abc import Sequence
 
 # enum { MPOL_DEFAULT, ... } of include/uapi/linux/mempolicy.h
 MODES = (
@@ -121,6 +122,18 @@ def allowed_nodes() -> NodeSet:
 
     Raises:
         OSError: by the kernel's errno.
+        DeadlyCallError: a seccomp filter kills who makes the call.
+        UnsupportedMachineError: the call's number is not known here.
+    """
+    raise_if_deadly("get_mempolicy", ask_for_nodes)
+    return ask_for_nodes()
+
+
+def ask_for_nodes() -> NodeSet:
+    """As `allowed_nodes`, whatever a filter does to who asks: for a child.
+
+    Raises:
+        OSError: by the kernel's errno.
         UnsupportedMachineError: the call's number is not known here.
     """
     return _get_mempolicy(_MEMS_ALLOWED)[1]
@@ -134,13 +147,19 @@ def probe_policy(mode: str, nodes: NodeSet, flags: int = 0) -> Refusal | None:
     return try_in_child(_describe(mode, nodes), _try_policy, mode, nodes.bits, flags)
 
 
-def bind_memory(nodes: NodeSet) -> MemoryResult:
+def bind_memory(nodes: NodeSet, steps: Sequence[str] = BIND_STEPS) -> MemoryResult:
     """Binds the calling thread's memory to nodes as hard as the kernel lets it.
+
+    The steps, of which the first that the kernel takes holds:
 
     1. bind: only these nodes, the rest of the machine is out of reach.
     2. preferred_many: these nodes first, others when they are full. Since Linux 5.15.
     3. preferred: the lowest of these nodes first.
     4. none: what held before holds on.
+
+    Args:
+        nodes: the memory nodes.
+        steps: those of BIND_STEPS that are tried, in this order.
 
     Raises:
         InputError: the set is empty.
@@ -152,7 +171,7 @@ def bind_memory(nodes: NodeSet) -> MemoryResult:
     refused: list[Refusal] = []
     # A filter goes by the call's number: once a child has lived through it, this process will.
     is_safe = not is_filtered()
-    for step in BIND_STEPS:
+    for step in steps:
         wanted = NodeSet((nodes.first,)) if step == "preferred" else nodes
         refusal = None if is_safe else probe_policy(step, wanted)
         is_safe = is_safe or refusal is None or refusal.errno is not None

@@ -142,13 +142,21 @@ def find_mig_parent(uuid: str) -> str | None:
     return _with_nvml(ask)
 
 
-def get_bf16_tflops_limit(kind: str = "nvidia", card: int | str = 0) -> float:
+def get_bf16_tflops_limit(kind: str | None = None, card: int | str = 0) -> float:
     """The peak dense BF16 rate of a card of this machine, in TFLOPS.
+
+    Args:
+        kind: nvidia, ascend, amd or intel; None is that of the machine's cards.
+        card: its number in PCI order, or its PCI address.
 
     Raises:
         InputError: the rate of the device found is not known here.
         NvmlError: there is no such card, or NVML fails.
     """
+    if kind is None:
+        from provisioner.worker.machine import accelerator_kind
+
+        kind = accelerator_kind()
     if kind != "nvidia":
         return bf16_tflops(kind, None, None, os.uname().machine)
     return bf16_tflops(kind, find_model(card), compute_capability(card), os.uname().machine)

@@ -11,15 +11,17 @@ import os
 from provisioner.errors import InputError, shorten
 from provisioner.record import Record
 from provisioner.worker.visible_rules import (
+    NO_KIND,
     VisibleDevice,
     find_rules,
     find_variable,
+    kind_of,
     read_variable,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping, Sequence
+    from collections.abc import Container, Mapping, MutableMapping, Sequence
 
     from provisioner.topology import Accelerator
     from provisioner.worker.visible_rules import FindParent
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 class VisibleDevices(Record):
     """The devices that the runtime shows, by local rank."""
 
-    kind: str  # nvidia, ascend or amd
+    kind: str  # nvidia, ascend, amd or intel
     variable: str | None  # the one that decided; None: none is set
     devices: tuple[VisibleDevice, ...]
     stopped: str = ""  # why the runtime reads no further, or shows nothing
@@ -49,21 +51,26 @@ class UnknownDeviceError(InputError):
 def resolve_visible(
     cards: Sequence[Accelerator],
     environ: Mapping[str, str] | None = None,
-    kind: str = "nvidia",
+    kind: str | None = None,
     find_mig_parent: FindParent | None = None,
+    tiled: Container[str] = (),
 ) -> VisibleDevices:
     """The devices that a runtime shows, each with its physical card.
 
     Args:
         cards: the machine's cards; those of other kinds are passed over.
         environ: the environment; None is this process's.
-        kind: whose runtime: nvidia, ascend or amd.
+        kind: whose runtime: nvidia, ascend, amd or intel; None is that of the cards.
         find_mig_parent: gives the UUID of a MIG instance's card, or None; None asks NVML.
+        tiled: names of Intel's cards that may be several devices each.
 
     Raises:
         InputError: there is no such kind.
     """
     environ = os.environ if environ is None else environ
+    kind = kind_of(cards) if kind is None else kind
+    if kind == NO_KIND:
+        return VisibleDevices(kind, None, (), "there is no accelerator")
     find_parent = _ask_nvml_for_parent if find_mig_parent is None else find_mig_parent
     shown = [
         VisibleDevice(str(card.index), card)
@@ -77,17 +84,31 @@ def resolve_visible(
             decided = variable
     if kind == "nvidia":
         shown = _doubt_order(shown, cards, environ)
+    if kind == "intel":
+        # The mask chooses, and the order stays the runtime's.
+        shown.sort(key=lambda one: (-1 if one.card is None else one.card.index, one.entry))
+        if any(card.name in tiled for card in cards):
+            shown = _doubt_tiles(shown, environ)
     return VisibleDevices(kind, decided, tuple(shown), stopped)
 
 
 def visible_device_ids(
     environ: Mapping[str, str] | None = None,
     *,
-    cards: Sequence[Accelerator],
-    kind: str = "nvidia",
+    cards: Sequence[Accelerator] | None = None,
+    kind: str | None = None,
 ) -> tuple[str, ...]:
-    """The devices that the runtime shows, as its variable names them; card numbers if none is set."""
-    return tuple(one.entry for one in resolve_visible(cards, environ, kind).devices)
+    """The devices that the runtime shows, as its variable names them; card numbers if none is set.
+
+    Args:
+        environ: the environment; None is this process's.
+        cards: the machine's cards; None discovers those that can be opened here.
+        kind: whose runtime: nvidia, ascend, amd or intel; None is that of the cards.
+
+    Raises:
+        InputError: there is no such kind, or the machine can't be read.
+    """
+    return tuple(one.entry for one in _resolve(cards, environ, kind).devices)
 
 
 def card_of_rank(visible: VisibleDevices, local_rank: int) -> Accelerator:
@@ -120,20 +141,27 @@ def physical_device_id(
     local_rank: int,
     environ: Mapping[str, str] | None = None,
     *,
-    cards: Sequence[Accelerator],
-    kind: str = "nvidia",
+    cards: Sequence[Accelerator] | None = None,
+    kind: str | None = None,
 ) -> str:
     """The number of the physical card of a local rank, as text, however the variable names it.
+
+    Args:
+        local_rank: the position among the visible devices.
+        environ: the environment; None is this process's.
+        cards: the machine's cards; None discovers those that can be opened here.
+        kind: whose runtime: nvidia, ascend, amd or intel; None is that of the cards.
 
     Raises:
         RankError: the rank has no visible device.
         UnknownDeviceError: it has one, and nothing says which card that is.
+        InputError: there is no such kind, or the machine can't be read.
     """
-    return str(card_of_rank(resolve_visible(cards, environ, kind), local_rank).index)
+    return str(card_of_rank(_resolve(cards, environ, kind), local_rank).index)
 
 
 def assign_visible_devices(
-    rank: int, devices_per_rank: int = 1, offset: int = 0, *, ids: Sequence[str]
+    rank: int, devices_per_rank: int = 1, offset: int = 0, *, ids: Sequence[str] | None = None
 ) -> tuple[str, ...]:
     """The consecutive devices of a rank; ranks past the last group begin again with the first.
 
@@ -141,7 +169,7 @@ def assign_visible_devices(
         rank: the rank, in the machine or in all machines alike.
         devices_per_rank: how many devices a rank has.
         offset: how many devices at the start are left to others.
-        ids: the devices to divide, as `visible_device_ids` gives them.
+        ids: the devices to divide, as `visible_device_ids` gives them; None asks it.
 
     Raises:
         InputError: the devices do not divide evenly, or the rank's would lie past the last one.
@@ -151,6 +179,7 @@ def assign_visible_devices(
             f"rank {rank}, {devices_per_rank} devices a rank, offset {offset}: "
             "expected no negative number and at least one device a rank"
         )
+    ids = visible_device_ids() if ids is None else ids
     if not ids or len(ids) % devices_per_rank:
         raise InputError(
             f"{len(ids)} devices can't be divided among ranks of {devices_per_rank}",
@@ -169,7 +198,7 @@ def assign_visible_devices(
 def set_visible_devices(
     ids: Sequence[str | int],
     environ: MutableMapping[str, str] | None = None,
-    kind: str = "nvidia",
+    kind: str | None = None,
 ) -> dict[str, str]:
     """Shows a runtime these devices alone; the variables that were set, with their values.
 
@@ -179,12 +208,13 @@ def set_visible_devices(
     Args:
         ids: devices as `visible_device_ids` gives them; none hides all.
         environ: the environment to change; None is this process's.
-        kind: whose runtime: nvidia, ascend or amd.
+        kind: whose runtime: nvidia, ascend, amd or intel; None is that of the machine's cards.
 
     Raises:
         InputError: an id would not survive in the variable, or there is no such kind.
     """
     environ = os.environ if environ is None else environ
+    kind = _find_kind() if kind is None else kind
     texts = [str(one) for one in ids]
     for text in texts:
         if not text or "," in text or text != text.strip():
@@ -201,6 +231,17 @@ def set_visible_devices(
     value = ",".join(texts) or "-1"
     if kind == "nvidia":
         done = {"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    elif kind == "intel":
+        # Level Zero takes no number to mean none, and an empty mask to mean all.
+        if not texts:
+            raise InputError(
+                "no devices: ZE_AFFINITY_MASK can't hide them all: expected at least one"
+            )
+        done = {
+            "ZE_AFFINITY_MASK": value,
+            "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1",
+            "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE",
+        }
     elif kind == "ascend":
         done = {"ASCEND_RT_VISIBLE_DEVICES": value, "CUDA_VISIBLE_DEVICES": value}
     elif decided == ["ROCR_VISIBLE_DEVICES"]:
@@ -209,6 +250,23 @@ def set_visible_devices(
         done = dict.fromkeys(["HIP_VISIBLE_DEVICES", *decided[-1:]], value)
     environ.update(done)
     return done
+
+
+def _resolve(
+    cards: Sequence[Accelerator] | None, environ: Mapping[str, str] | None, kind: str | None
+) -> VisibleDevices:
+    if cards is not None:
+        return resolve_visible(cards, environ, kind)
+    from provisioner.worker.machine import find_machine
+
+    own = find_machine()
+    return resolve_visible(own.usable, environ, kind, tiled=own.tiled)
+
+
+def _find_kind() -> str:
+    from provisioner.worker.machine import accelerator_kind
+
+    return accelerator_kind()
 
 
 def _doubt_order(
@@ -231,6 +289,14 @@ def _doubt_order(
         else VisibleDevice(one.entry, None, one.is_partition, why)
         for one in shown
     ]
+
+
+def _doubt_tiles(shown: list[VisibleDevice], environ: Mapping[str, str]) -> list[VisibleDevice]:
+    """The same devices, without the cards where Level Zero counts tiles: by default every tile is a device."""
+    if environ.get("ZE_FLAT_DEVICE_HIERARCHY", "").upper() == "COMPOSITE":
+        return shown
+    why = "its tiles are counted for devices: ZE_FLAT_DEVICE_HIERARCHY is not COMPOSITE"
+    return [VisibleDevice(one.entry, None, one.is_partition, why) for one in shown]
 
 
 def _is_ascending(texts: Sequence[str]) -> bool:

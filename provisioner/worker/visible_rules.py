@@ -7,6 +7,8 @@
   ascending order; the first other thing ends the list, a blank too.
 * AMD. Source: ROCR-Runtime's amd_filter_device.cpp, clr's rocdevice.cpp. ROCR_VISIBLE_DEVICES chooses
   among the cards; then HIP_VISIBLE_DEVICES (CUDA_VISIBLE_DEVICES where it is empty) among those.
+* Intel. Source: Level Zero specification, "Environment Variables". ZE_AFFINITY_MASK lists devices, or
+  tiles as DEVICE.TILE; an empty one shows all.
 """
 
 from __future__ import annotations
@@ -16,12 +18,17 @@ from provisioner.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Literal
 
     from provisioner.topology import Accelerator
 
     FindParent = Callable[[str], str | None]
+
+
+# Where a machine has several kinds, the first of these is meant: an NPU beside a display GPU.
+KINDS = ("ascend", "nvidia", "amd", "intel")
+NO_KIND = "cpu"
 
 
 class VisibleDevice(Record):
@@ -42,6 +49,12 @@ class Rule(Record):
     # 'ascend', every device that does not come behind the one before it ends the list.
     on_repeat: Literal["none", "stop", "skip", "ascend"]
     find: Callable[[str, Sequence[VisibleDevice], FindParent], VisibleDevice | str]
+
+
+def kind_of(cards: Iterable[Accelerator]) -> str:
+    """The kind that is meant among cards: the first of KINDS that there is, another vendor's, or cpu."""
+    vendors = dict.fromkeys(card.vendor for card in cards)
+    return next((kind for kind in (*KINDS, *vendors) if kind in vendors), NO_KIND)
 
 
 def find_rules(kind: str) -> tuple[Rule, ...]:
@@ -147,6 +160,19 @@ def _find_hip(
     return _find_by_number(entry, entry if entry == "0" or entry[:1] != "0" else "", shown)
 
 
+def _find_level_zero(
+    entry: str, shown: Sequence[VisibleDevice], _find_parent: FindParent
+) -> VisibleDevice | str:
+    # 'DEVICE' or 'DEVICE.TILE'.
+    number, dot, tile = entry.strip().partition(".")
+    device = _find_by_number(entry, number, shown)
+    if not dot or isinstance(device, str):
+        return device
+    if not _is_number(tile):
+        return "is no device"
+    return VisibleDevice(entry, device.card, is_partition=True, unknown=device.unknown)
+
+
 def _find_by_number(entry: str, number: str, shown: Sequence[VisibleDevice]) -> VisibleDevice | str:
     if number[:1] == "-" and _is_number(number[1:]):
         return "ends the list"
@@ -212,4 +238,5 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(("ROCR_VISIBLE_DEVICES",), False, "stop", _find_rocr),
         Rule(("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), True, "skip", _find_hip),
     ),
+    "intel": (Rule(("ZE_AFFINITY_MASK",), True, "skip", _find_level_zero),),
 }

@@ -363,7 +363,7 @@ def test_assignment_that_does_not_go_is_refused(
 def test_set_visible_devices_sets_the_order_too() -> None:
     """set_visible_devices(): card numbers are PCI numbers, so CUDA is told to count so."""
     environ = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "PATH": "/bin"}
-    done = set_visible_devices([4, 5], environ)
+    done = set_visible_devices([4, 5], environ, "nvidia")
     assert done == {"CUDA_VISIBLE_DEVICES": "4,5", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert environ == {**done, "PATH": "/bin"}
     assert cards_of(None, **environ) == [4, 5]
