@@ -9,10 +9,12 @@ The kernel walks every page table to write it, which takes a moment in a process
 
 from __future__ import annotations
 
+import os
+
 from provisioner.errors import ParseError, shorten
 from provisioner.idset import NodeSet
 from provisioner.record import Record
-from provisioner.worker.procfs import describe_numa_maps, read_numa_maps
+from provisioner.worker.procfs import describe_numa_maps, read_environment, read_numa_maps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +33,12 @@ class PagePlacement(Record):
     mixed: Mapping[
         int, int
     ]  # of mappings over several nodes that hold both, where no line says which is where
+    planned_nodes: NodeSet | None = None  # where the plan wants them; None: nothing says
+
+    @property
+    def planned_share(self) -> float | None:
+        """The share, 0 to 1, of all resident bytes that lie where the plan wants them; None if not known."""
+        return None if self.planned_nodes is None else self.local_share(self.planned_nodes)
 
     @property
     def total(self) -> dict[int, int]:
@@ -54,21 +62,27 @@ class MappingPages(Record):
     page_bytes: int  # kernelpagesize_kB; a transparent huge page counts as many small ones
 
 
-def page_placement(pid: int | None = None, root: Root | None = None) -> PagePlacement:
-    """Where the pages of a process lie. Unit: bytes.
+def page_placement(
+    pid: int | None = None, root: Root | None = None, nodes: NodeSet | None = None
+) -> PagePlacement:
+    """Where the pages of a process lie, and where the plan wants them. Unit: bytes.
 
     Args:
         pid: the process; None is this one (in a recording, the one that recorded).
         root: a recorded machine; None is the running one, whose file is read line by line.
+        nodes: where the pages should lie; None is what the process was bound to, by this process's
+            own `bind_local_rank` or by the environment that the process was started with.
 
     Raises:
         ReadError: the file is not there or may not be read.
         ParseError: it is not of its form.
     """
     try:
-        return parse_numa_maps(read_numa_maps(pid, root))
+        found = parse_numa_maps(read_numa_maps(pid, root))
     except ParseError as error:
         raise error.at(describe_numa_maps(pid, root)) from error
+    planned = nodes if nodes is not None or root is not None else _find_planned_nodes(pid)
+    return PagePlacement(found.anonymous, found.file, found.mixed, planned)
 
 
 def parse_numa_maps(lines: Iterable[str]) -> PagePlacement:
@@ -123,6 +137,20 @@ def share_on(bytes_by_node: Mapping[int, int], nodes: NodeSet) -> float | None:
     if not total:
         return None
     return sum(count for node, count in bytes_by_node.items() if node in nodes) / total
+
+
+def _find_planned_nodes(pid: int | None) -> NodeSet | None:
+    if pid is None or pid == os.getpid():
+        from provisioner.worker.binding import last_result
+
+        bound = last_result()
+        if bound is not None and bound.target.memory_nodes:
+            return bound.target.memory_nodes
+    environ = os.environ if pid is None else read_environment(pid) or {}
+    try:
+        return NodeSet.parse_list(environ.get("PROVISION_MEMORY_NODES", "")) or None
+    except ParseError:
+        return None
 
 
 def _sort_in(

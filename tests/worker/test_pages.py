@@ -147,3 +147,30 @@ def test_unreadable_file_is_an_error_with_its_path() -> None:
         "/proc/1/numa_maps: can't be read: Permission denied",
         "/proc/4194305/numa_maps: can't be read: No such file or directory",
     ]
+
+
+def test_share_is_against_what_the_process_was_bound_to(memory_node: int) -> None:
+    """The local share goes by the environment that a process was started with, and by what it bound itself to."""
+    found = run_child(
+        """
+        import subprocess, sys
+        from provisioner.worker import bind_local_rank, page_placement
+        def ask(pid=None):
+            found = page_placement(pid)
+            return [str(found.planned_nodes), found.planned_share]
+        code = "import sys; print(flush=True); sys.stdin.read()"
+        other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                 env={**os.environ, "PROVISION_MEMORY_NODES": "900"})
+        other.stdout.readline()
+        own, others = ask(), ask(other.pid)
+        other.communicate()
+        os.environ.pop("PROVISION_MEMORY_NODES")
+        unknown = ask()
+        answer([own, others, unknown, ask(os.getpid())])
+        """,
+        environ={"PROVISION_MEMORY_NODES": str(memory_node)},
+    )
+    own, others, unknown, _ = found
+    assert own == [str(memory_node), 1.0]
+    assert others == ["900", 0.0]
+    assert unknown == ["None", None]
