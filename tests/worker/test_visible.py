@@ -429,3 +429,56 @@ def test_id_that_would_not_survive_is_refused(ids: list[str], kind: str, message
     with pytest.raises(InputError, match=message):
         set_visible_devices(ids, environ, kind)
     assert environ == {}
+
+
+INTELS = tuple(make_card(index, "intel", model=None) for index in range(4))
+COMPOSITE = {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}
+
+
+@pytest.mark.parametrize(
+    "value, expected",
+    [
+        (None, [0, 1, 2, 3]),
+        ("", [0, 1, 2, 3]),
+        ("2", [2]),
+        ("3,1", [1, 3]),
+        ("1.0,1.1", [1, 1]),
+        ("2,2", [2]),
+        ("1.x", []),
+        ("9", []),
+    ],
+)
+def test_level_zeros_mask_chooses_and_does_not_order(
+    value: str | None, expected: list[int]
+) -> None:
+    """ZE_AFFINITY_MASK names cards or tiles, empty is all, and the order stays the runtime's."""
+    environ = {} if value is None else {"ZE_AFFINITY_MASK": value}
+    shown = resolve_visible(INTELS, environ)
+    assert [one.card and one.card.index for one in shown.devices] == expected
+
+
+def test_tiles_are_not_taken_for_cards() -> None:
+    """Where Level Zero counts tiles for devices a number does not say the card, and is refused by name."""
+    names = {card.name for card in INTELS}
+    environ = {"ZE_AFFINITY_MASK": "2"}
+    with pytest.raises(UnknownDeviceError, match="ZE_FLAT_DEVICE_HIERARCHY is not COMPOSITE"):
+        card_of_rank(resolve_visible(INTELS, environ, tiled=names), 0)
+    found = card_of_rank(resolve_visible(INTELS, {**environ, **COMPOSITE}, tiled=names), 0)
+    assert found.index == 2
+
+
+def test_intels_devices_are_set_by_card() -> None:
+    """set_visible_devices() of Intel's cards has them counted by card and in PCI order."""
+    environ: dict[str, str] = {}
+    done = set_visible_devices([1, 3], environ, "intel")
+    assert done == {"ZE_AFFINITY_MASK": "1,3", "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1", **COMPOSITE}
+    with pytest.raises(InputError, match="can't hide them all"):
+        set_visible_devices([], environ, "intel")
+
+
+def test_first_kind_is_meant_where_there_are_several() -> None:
+    """Without a word on the kind an NPU goes before a GPU, NVIDIA's before another's; no card is no device."""
+    assert resolve_visible((*CARDS, *NPUS), {}).kind == "ascend"
+    assert resolve_visible((*AMDS, *CARDS), {}).kind == "nvidia"
+    empty = resolve_visible((), {})
+    assert (empty.kind, empty.devices) == ("cpu", ())
