@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from provisioner.errors import EXIT_DONE, EXIT_FAILED, ProvisionError
 from provisioner.root import DirectoryRoot
-from provisioner.worker.affinity import allowed_cpus
-from provisioner.worker.mempolicy import allowed_nodes, probe_policy
+from provisioner.worker.binding import ask_kernel
+from provisioner.worker.child import Refusal
+from provisioner.worker.mempolicy import probe_policy
 from provisioner.worker.report import SCHEMA, format_target, to_json
 from provisioner.worker.target import MEMORY_MODES, PLAN_PATHS, Target, find_target
 
@@ -21,11 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     root = None
     cpus = nodes = None
+    refused: tuple[Refusal, ...] = ()
     try:
         if options.root is not None:
             root = DirectoryRoot(options.root)
         else:
-            cpus, nodes = allowed_cpus(), allowed_nodes()
+            cpus, nodes, refused = ask_kernel()
         target = find_target(
             options.rank,
             environ=os.environ,
@@ -42,31 +44,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = getattr(error, "hint", "")
         sys.stderr.write(f"({hint})\n" if hint else "")
         return error.exit_status if isinstance(error, ProvisionError) else EXIT_FAILED
-    refusal = _try_memory(target) if root is None else None
+    if root is None:
+        refused += _try_memory(target)
     if options.json:
         value = {
             "schema": SCHEMA,
             **dict(to_json(target)),  # type: ignore[call-overload]  # of a record: an object
             "allowed_cpus": to_json(cpus),
             "allowed_nodes": to_json(nodes),
-            "memory_refused": to_json(refusal),
+            "refused": to_json(refused),
         }
         sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
     else:
         sys.stdout.write(format_target(target) + "\n")
-        if cpus is not None:
-            sys.stdout.write(f"cpuset   CPUs {cpus}, memory of NUMA node {nodes}\n")
-        if refusal is not None:
-            sys.stdout.write(f"refused  {refusal}\n")
-    return EXIT_FAILED if target.cpus is None or target.problems else EXIT_DONE
+        if root is None:
+            sys.stdout.write(
+                f"cpuset   CPUs {cpus or 'unknown'}, memory of NUMA node {nodes or 'unknown'}\n"
+            )
+        for one in refused:
+            sys.stdout.write(f"refused  {one}\n")
+    return EXIT_FAILED if target.cpus is None or target.problems or refused else EXIT_DONE
 
 
-def _try_memory(target: Target) -> object:
-    """What refuses the memory policy here; None if nothing does, or none is to be set."""
+def _try_memory(target: Target) -> tuple[Refusal, ...]:
+    """What refuses the memory policy here; empty if nothing does, or none is to be set."""
     if target.memory == "off" or not target.memory_nodes:
-        return None
+        return ()
     mode = "bind" if target.memory == "bind" else "preferred_many"
-    return probe_policy(mode, target.memory_nodes)
+    refusal = probe_policy(mode, target.memory_nodes)
+    return () if refusal is None else (refusal,)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -135,7 +135,7 @@ def bind_local_rank(
         BindError: it is required and not full.
         InputError: `memory` or `devices_per_rank` is none that there is.
     """
-    cpus, nodes, refused = _ask_kernel()
+    cpus, nodes, refused = ask_kernel()
     target = find_target(
         local_rank,
         allowed_cpus=cpus,
@@ -148,6 +148,30 @@ def bind_local_rank(
     if required and not result.is_full:
         raise BindError(result)
     return result
+
+
+def ask_kernel() -> tuple[CpuSet | None, NodeSet | None, tuple[Refusal, ...]]:
+    """The CPUs and memory nodes of the cpuset, None where the kernel does not say, and what it refused."""
+    cpus: CpuSet | None = None
+    nodes: NodeSet | None = None
+    refused: list[Refusal] = []
+    # One child for both calls; where it dies, each is tried by itself.
+    clear_calls(("sched_setaffinity", "get_mempolicy"), _ask_both)
+    try:
+        cpus = allowed_cpus()
+    except DeadlyCallError as error:
+        refused.append(error.refusal)
+    except OSError as error:
+        refused.append(Refusal("sched_setaffinity(all CPUs)", errno=error.errno))
+    try:
+        nodes = allowed_nodes()
+    except DeadlyCallError as error:
+        refused.append(error.refusal)
+    except OSError as error:
+        refused.append(Refusal("get_mempolicy", errno=error.errno))
+    except UnsupportedMachineError:
+        pass  # setting a policy will say so
+    return cpus, nodes, tuple(refused)
 
 
 def last_result() -> BindResult | None:
@@ -240,30 +264,6 @@ class _Work:
         )
 
 
-def _ask_kernel() -> tuple[CpuSet | None, NodeSet | None, tuple[Refusal, ...]]:
-    """The CPUs and memory nodes of the cpuset, None where the kernel does not say, and what was refused."""
-    cpus: CpuSet | None = None
-    nodes: NodeSet | None = None
-    refused: list[Refusal] = []
-    # One child for both calls; where it dies, each is tried by itself.
-    clear_calls(("sched_setaffinity", "get_mempolicy"), _ask_both)
-    try:
-        cpus = allowed_cpus()
-    except DeadlyCallError as error:
-        refused.append(error.refusal)
-    except OSError as error:
-        refused.append(Refusal("sched_setaffinity(all CPUs)", errno=error.errno))
-    try:
-        nodes = allowed_nodes()
-    except DeadlyCallError as error:
-        refused.append(error.refusal)
-    except OSError as error:
-        refused.append(Refusal("get_mempolicy", errno=error.errno))
-    except UnsupportedMachineError:
-        pass  # setting a policy will say so
-    return cpus, nodes, tuple(refused)
-
-
 def _ask_both() -> None:
     """For a child: makes the calls by which the kernel is asked."""
     for ask in (ask_for_all, ask_for_nodes):
@@ -298,7 +298,7 @@ def _bind_cpus(work: _Work, cpus: CpuSet, cpuset: CpuSet | None) -> None:
         work.cpus, work.unreached = found.cpus, found.unreached
         work.cpus_by = BY_CGROUP if held else BY_SYSCALL
         if held:
-            _note_narrow_threads(work, cpus)
+            _note_narrow_threads(work, found.cpus)
         return
     work.cpus = _find_own_mask()
     if held:

@@ -25,10 +25,12 @@ from provisioner.worker.affinity import (
     own_thread,
     set_thread_affinity,
 )
+from provisioner.worker.binding import BY_NOTHING, last_result
 from provisioner.worker.child import DeadlyCallError, Refusal
 from provisioner.worker.machine import card_of, find_machine
 from provisioner.worker.mempolicy import NO_STEP, MemoryResult, bind_memory, migrate_pages
 from provisioner.worker.pages import page_placement
+from provisioner.worker.planned import PlannedRank
 from provisioner.worker.pool import choose_compile_cpus
 from provisioner.worker.procfs import list_threads, read_node_cpus
 from provisioner.worker.share import plan_share
@@ -87,15 +89,15 @@ def set_cpu_affinity(cpus: Iterable[int] | str, within: CpuSet | None = None) ->
 
     Args:
         cpus: ids, or a kernel list.
-        within: what they are intersected with; None is what bind_numa or bind_cpu bound last, if
-            anything. The cpuset bounds them in any case.
+        within: what they are intersected with; None is what bind_numa, bind_cpu or bind_local_rank
+            bound last, if anything. The cpuset bounds them in any case.
 
     Raises:
         ParseError: they are no CPUs.
         OSError: by the kernel's errno. EINVAL: nothing is left of them.
     """
     wanted = CpuSet.parse_list(cpus) if isinstance(cpus, str) else CpuSet(cpus)
-    bound = _bound.get(os.getpid()) if within is None else within
+    bound = _find_bound() if within is None else within
     left = wanted if bound is None else wanted & bound
     if not left:
         raise OSError(
@@ -105,43 +107,37 @@ def set_cpu_affinity(cpus: Iterable[int] | str, within: CpuSet | None = None) ->
     return set_thread_affinity(left)
 
 
-def bind_cpu(gpu_id: int | str, *, root: Root | None = None) -> AffinityResult:
+def bind_cpu(gpu_id: int | str) -> AffinityResult:
     """Binds every thread of this process to the share of cores of a physical card.
 
     Args:
         gpu_id: the physical card's number, as `physical_device_id` gives it.
-        root: a recorded machine to take the share from; None is the running one.
 
     Raises:
         InputError, ProblemsError: there is no such card, or no share of it can be right.
         OSError: by the kernel's errno; nothing was bound.
     """
-    cpus = share_of_card(gpu_id, root=root)
+    cpus = share_of_card(gpu_id)
     found = set_thread_affinity(cpus)
     _bound[os.getpid()] = cpus
     return found
 
 
-def share_of_card(
-    gpu_id: int | str,
-    *,
-    root: Root | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> CpuSet:
+def share_of_card(gpu_id: int | str, *, root: Root | None = None) -> CpuSet:
     """The CPUs of a physical card: the plan's, if there is one that has it; else its share.
+
+    Args:
+        gpu_id: the physical card's number.
+        root: a recorded machine, without a plan; None is the running one.
 
     Raises:
         InputError, ProblemsError: there is no such card, or no share of it can be right.
         OSError: seccomp refuses to say what the cpuset allows.
     """
-    machine = find_machine(root, allowed_cpus() if root is None else None).machine
+    machine = _find_allowed(root)
     card = card_of(machine, _parse_number(gpu_id))
-    if root is None:
-        for planned in read_plan(os.environ if environ is None else environ, PLAN_PATHS):
-            cpus = planned.cpus & machine.ceiling_cpus
-            if card.name in planned.devices and planned.cpus == cpus:
-                return cpus
-    return plan_share(machine, (card,)).cpus
+    planned = _find_planned(machine, card) if root is None else None
+    return plan_share(machine, (card,)).cpus if planned is None else planned.cpus
 
 
 def get_idle_cpus(
@@ -153,20 +149,25 @@ def get_idle_cpus(
 ) -> CpuSet:
     """The CPUs of a card's share that are for background compilation: whole cores from its end.
 
-    `compile_pool` moves the main threads off them.
+    Those that the plan sets aside, if it does. `compile_pool` moves the main threads off them.
 
     Args:
         gpu_id: the physical card's number.
-        count: how many CPUs at least; None is DEEPINFER_SO_BUILDER_CPUS, else 4.
-        root: a recorded machine; None is the running one.
+        count: how many CPUs at least, where no plan says; None is DEEPINFER_SO_BUILDER_CPUS, else 4.
+        root: a recorded machine, without a plan; None is the running one.
         environ: the environment; None is this process's.
 
     Raises:
         InputError: the share is too small, or there is no such card.
         ProblemsError: no share can be right.
+        OSError: seccomp refuses to say what the cpuset allows.
     """
-    environ = os.environ if environ is None else environ
-    share = share_of_card(gpu_id, root=root, environ=environ)
+    machine = _find_allowed(root)
+    card = card_of(machine, _parse_number(gpu_id))
+    planned = _find_planned(machine, card) if root is None else None
+    if planned is not None and planned.compile_cpus:
+        return planned.compile_cpus
+    share = plan_share(machine, (card,)).cpus if planned is None else planned.cpus
     return choose_compile_cpus(share, count, environ, root)
 
 
@@ -223,6 +224,27 @@ def physical_core_cpus_by_numa(*, root: Root | None = None) -> dict[int, list[in
         for node in machine.nodes
         if node.cpus
     }
+
+
+def _find_bound() -> CpuSet | None:
+    """What this process is bound to; None if to nothing."""
+    own = _bound.get(os.getpid())
+    last = last_result()
+    if own is None and last is not None and last.cpus_by != BY_NOTHING:
+        return last.target.cpus
+    return own
+
+
+def _find_allowed(root: Root | None) -> Machine:
+    return find_machine(root, allowed_cpus() if root is None else None).machine
+
+
+def _find_planned(machine: Machine, card: Accelerator) -> PlannedRank | None:
+    """The plan's rank that has a card, if this process may use all of its CPUs."""
+    for planned in read_plan(os.environ, PLAN_PATHS):
+        if card.name in planned.devices and planned.cpus <= machine.ceiling_cpus:
+            return planned
+    return None
 
 
 def _node_of_card(machine: Machine, card: Accelerator) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from provisioner.errors import InputError, ProvisionError
+from provisioner.errors import InputError, Problem, ProblemsError, ProvisionError
 from provisioner.idset import CpuSet, union_cpus
 from provisioner.plan import Rank
 from provisioner.planner import make_plan
@@ -21,6 +21,17 @@ from provisioner.worker.target import DISCOVERY, Asked, Target
 from provisioner.worker.visible import RankError, card_of_rank, resolve_visible
 
 _SERVICE = "worker"
+
+# What a worker can do, where the planner speaks of files and options that it does not have.
+_LOCALITY_HINT = 'State it by bind_local_rank(locality={"CARD": NODE}), or in the plan'
+_HINTS = {
+    "no_locality": _LOCALITY_HINT,
+    "no_such_node": _LOCALITY_HINT,
+    "no_cpu_node": _LOCALITY_HINT,
+    "no_local_cpu": "Give this process a cpuset with CPUs of the card's NUMA node",
+    "too_few_cores": "Give this process a cpuset with a core for each of the node's cards",
+    "no_memory_node": 'Widen the cpuset\'s memory nodes, or bind CPUs alone by memory="off"',
+}
 
 
 class NoAcceleratorError(InputError):
@@ -94,7 +105,12 @@ def plan_share(
     mode: MemoryMode = "bind" if memory == "bind" else "prefer" if memory == "prefer" else "off"
     names = tuple(str(card.index) if card.address is None else card.name for card in cards)
     service = ServiceRequest(_SERVICE, names, len(cards), memory=mode)
-    plan = make_plan(machine, PlacementRequest((service,), locality=locality or {}))
+    try:
+        plan = make_plan(machine, PlacementRequest((service,), locality=locality or {}))
+    except ProblemsError as error:
+        raise ProblemsError(
+            Problem(one.code, one.message, _HINTS.get(one.code, one.hint)) for one in error.problems
+        ) from error
     rank = plan.services[0].ranks[0]
     if rank.devices != tuple(card.name for card in cards):
         # A number alone may name another vendor's card too.

@@ -218,6 +218,16 @@ def _find_in_environment(asked: Asked, problems: list[Problem], notes: list[str]
             )
         )
         return None
+    foreign = _find_card_elsewhere(asked, cpus)
+    if foreign:
+        problems.append(
+            Problem(
+                "foreign_environment",
+                f"PROVISION_CPUS are {cpus}, and {foreign}: the environment is another machine's",
+                "Start the worker from an environment file that was rendered on this machine",
+            )
+        )
+        return None
     return _fit(asked, ENVIRONMENT, cpus, compiling, nodes, memory, None, problems)
 
 
@@ -230,6 +240,25 @@ def _is_own_environment(asked: Asked) -> bool:
     ):
         return True
     return rank is None or environ.get("PROVISION_LOCAL_RANK", str(rank)) == str(rank)
+
+
+def _find_card_elsewhere(asked: Asked, cpus: CpuSet) -> str:
+    """Which of the rank's cards is on a NUMA node with none of the CPUs; empty if none is, or nothing says.
+
+    A cgroup that holds the rank was made on this machine, and may be off the node on purpose.
+    """
+    if asked.allowed_cpus is not None and asked.allowed_cpus <= cpus:
+        return ""
+    entries = asked.environ.get("CUDA_VISIBLE_DEVICES", "").count(",") + 1
+    mates = asked.environ.get("LOCAL_WORLD_SIZE", "")
+    if not (mates.isascii() and mates.isdigit() and int(mates[:6])) or entries % int(mates[:6]):
+        return ""
+    for name in sorted(_read_card_names(asked, entries // int(mates[:6])) or ()):
+        node = read_device_node(name, asked.root)
+        there = read_node_cpus(node, asked.root) if node is not None and node >= 0 else None
+        if there and there.isdisjoint(cpus):
+            return f"card {name} is on NUMA node {node} with CPUs {there}"
+    return ""
 
 
 def _find_in_plans(
@@ -284,7 +313,9 @@ def _choose_rank(asked: Asked, ranks: Sequence[PlannedRank]) -> PlannedRank | No
                 return one
     sizes = {len(one.devices) for one in ranks}
     count = asked.devices_per_rank or (sizes.pop() if len(sizes) == 1 else 1)
-    names = _read_card_names(asked, ranks, count)
+    names = None
+    if {one.vendor for one in ranks} == {"nvidia"}:
+        names = _read_card_names(asked, count)
     if names is None:
         from provisioner.worker.share import find_cards
 
@@ -292,7 +323,7 @@ def _choose_rank(asked: Asked, ranks: Sequence[PlannedRank]) -> PlannedRank | No
     return next((one for one in ranks if names <= set(one.devices)), None)
 
 
-def _read_card_names(asked: Asked, ranks: Sequence[PlannedRank], count: int) -> set[str] | None:
+def _read_card_names(asked: Asked, count: int) -> set[str] | None:
     """The PCI addresses of the rank's cards, where they can be had without discovery.
 
     So it is where NVIDIA's cards are listed by number and in PCI order, as `render` writes them.
@@ -301,7 +332,6 @@ def _read_card_names(asked: Asked, ranks: Sequence[PlannedRank], count: int) -> 
     entries = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if (
         rank is None
-        or {one.vendor for one in ranks} != {"nvidia"}
         or environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
         or not all(entry.isascii() and entry.isdigit() and len(entry) <= 4 for entry in entries)
         or len(set(entries)) < len(entries)

@@ -21,6 +21,7 @@ from provisioner.worker import (
 from provisioner.worker.dropin import share_of_card
 from tests.hosts import make_tree
 from tests.worker.children import needs_numbers, run_child
+from tests.worker.test_binding import environment
 
 NODES = {0: "0-15,32-47", 1: "16-31,48-63"}
 DROPIN = """
@@ -207,21 +208,20 @@ def test_refused_memory_is_in_the_result(memory_node: int) -> None:
     assert masks == [cpus]
 
 
-def test_affinity_stays_within_the_nodes(two_cpus: tuple[int, int]) -> None:
-    """set_cpu_affinity() narrows what bind_cpu() bound and does not leave it; nothing left is EINVAL."""
+def test_affinity_stays_within_what_was_bound(two_cpus: tuple[int, int]) -> None:
+    """set_cpu_affinity() narrows what was bound before and does not leave it; nothing left is EINVAL."""
     first, second = two_cpus
     found = run_child(
         DROPIN,
         f"""
-        from tests.hosts import make_tree
-        tree = make_tree({{0: "{first}", 1: "{second}"}}, [0, 1])
-        bound = str(bind_cpu(1, root=tree).cpus)
+        bound = str(bind_local_rank().cpus)
         narrowed = str(set_cpu_affinity("{first}-{second}").cpus)
         try:
             set_cpu_affinity([{first}])
         except OSError as error:
             answer([bound, narrowed, error.errno, masks()])
         """,
+        environ=environment(second),
     )
     assert found == [str(second), str(second), errno.EINVAL, [str(second)]]
 

@@ -347,14 +347,13 @@ def test_set_cpu_affinity(two_cpus: tuple[int, int]) -> None:
     first, second = two_cpus
     found = run_child(
         f"""
-        from provisioner.worker import bind_cpu, set_cpu_affinity
-        from tests.hosts import make_tree
-        tree = make_tree({{0: "{first}", 1: "{second}"}}, [0, 1])
-        bind_cpu(1, root=tree)
+        from provisioner.worker import bind_local_rank, set_cpu_affinity
+        bind_local_rank()
         new = sorted(set_cpu_affinity([{first}, {second}]).cpus)
         os.sched_setaffinity(0, [{first}, {second}])
         answer([new, sorted(os.sched_getaffinity(0))])
-        """
+        """,
+        environ=environment(second),
     )
     assert found == [[second], [first, second]]
 
@@ -463,21 +462,18 @@ def test_old_cut_is_refused_by_the_kernel(two_cpus: tuple[int, int]) -> None:
     assert found == [errno.EINVAL, True]
 
 
-def test_multi_modal_processor(two_cpus: tuple[int, int]) -> None:
+def test_multi_modal_processor(two_cpus: tuple[int, int], memory_node: int) -> None:
     """ENGINE.md, multi-modal processor: bound to rank 0's card before it starts, by inheritance."""
     found = run_child(
-        f"""
+        """
         import subprocess
-        from provisioner.worker import bind_cpu, physical_device_id
-        from tests.hosts import make_tree
-        from provisioner.discovery import discover
-        tree = make_tree({{0: "{two_cpus[0]}", 1: "{two_cpus[1]}"}}, [0, 1])
-        environ = {{"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}}
-        bind_cpu(physical_device_id(0, environ, cards=discover(tree).accelerators), root=tree)
+        from provisioner.worker import bind_local_rank
+        bind_local_rank(0)
         code = "import os; print(sorted(os.sched_getaffinity(0)))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         answer(json.loads(done.stdout))
-        """
+        """,
+        environ=environment(two_cpus[1], memory_node),
     )
     assert found == [two_cpus[1]]
 

@@ -336,6 +336,20 @@ def test_environment_of_a_larger_machine_is_refused() -> None:
     assert target.source != "environment"
 
 
+def test_environment_of_another_machine_is_refused() -> None:
+    """An environment whose CPUs are none of the card's node here is another machine's, and is not bound."""
+    turned = make_tree(NODES, [1, 1, 1, 1, 0, 0, 0, 0], stride=32)
+    environ = environment_of(EIGHT, 7)
+    target = target_of(turned, None, environ)
+    assert codes(target) == ["foreign_environment"]
+    assert (target.source, target.cpus) == ("discovery", target_of(turned, 7).cpus)
+    held = target_of(turned, None, environ, allowed_cpus=CpuSet.parse_list("28-31,60-63"))
+    assert (held.source, held.problems) == ("environment", ())
+    pairs = environment_of(EIGHT, 3, devices_per_rank=2)
+    assert target_of(EIGHT, None, pairs).source == "environment"
+    assert codes(target_of(turned, None, pairs)) == ["foreign_environment"]
+
+
 def test_part_of_the_planned_cpus_is_taken_and_said() -> None:
     """Where the cpuset has a part of the planned CPUs that part is the target, and what is missing a problem."""
     target = target_of(EIGHT, None, environment_of(EIGHT, 0), allowed_cpus=CpuSet(range(2)))
