@@ -277,10 +277,10 @@ def is_virtual_function(root: Root, address: PciAddress) -> bool:
     return root.resolve(f"{_PCI}/{address}/physfn") is not None
 
 
-def read_pci_driver(root: Root, address: PciAddress) -> str | None:
-    """The driver that holds a function, by its link; None if none does."""
-    real = root.resolve(f"{_PCI}/{address}/driver")
-    return None if real is None else real.rpartition("/")[2]
+def list_pci_driver(root: Root, driver: str) -> list[PciAddress]:
+    """The functions that a PCI driver holds, in PCI order; empty if there is no such driver."""
+    found = (find_pci_address(name) for name in root.list(f"sys/bus/pci/drivers/{driver}"))
+    return sorted(address for address in found if address is not None)
 
 
 class PciPath(NamedTuple):

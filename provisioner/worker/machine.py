@@ -15,11 +15,15 @@ from provisioner.discovery.pcibus import PciBus
 from provisioner.errors import InputError
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.root import DirectoryRoot, Root
-from provisioner.sysfs import is_virtual_function, list_nvidia_nodes, read_pci_driver
+from provisioner.sysfs import (
+    is_virtual_function,
+    list_nvidia_nodes,
+    list_pci_driver,
+    read_pci_class,
+)
 from provisioner.topology import Accelerator, Ceiling, Machine
 from provisioner.worker.visible_rules import kind_of
 
-_NVIDIA = 0x10DE
 # VGA, 3D and other display controllers. Source: include/linux/pci_ids.h.
 _DISPLAY_CLASSES = (0x0300, 0x0302, 0x0380)
 # Intel's cards of several tiles, each of which Level Zero may count for a device: Data Center GPU Max
@@ -114,18 +118,15 @@ def _add_hidden(root: Root, machine: Machine) -> tuple[Machine, tuple[Accelerato
 
     Their numbers become those that the host has, which counts them all.
     """
-    bus = PciBus(root)
     shown = {card.address for card in machine.accelerators}
+    # One folder lists them; to look through the whole bus again would cost more than the rest.
     hidden = [
         address
-        for address in bus.of_class(*_DISPLAY_CLASSES)
+        for address in list_pci_driver(root, "nvidia")
         if address not in shown
-        and bus.vendor(address) == _NVIDIA
+        and (read_pci_class(root, address) or 0) >> 8 in _DISPLAY_CLASSES
         and not is_virtual_function(root, address)
-        and read_pci_driver(root, address) == "nvidia"
     ]
-    for address in hidden:
-        bus.take(address)
     nvidia = [card for card in machine.accelerators if card.vendor == "nvidia"]
     nvidia += [Accelerator("nvidia", 0, address, "pci") for address in hidden]
     nvidia.sort(key=lambda card: (card.address is None, card.address or (0, 0, 0, 0), card.index))
@@ -142,5 +143,8 @@ def _add_hidden(root: Root, machine: Machine) -> tuple[Machine, tuple[Accelerato
     )
     if not hidden:
         return machine, usable
+    bus = PciBus(root)
+    for address in hidden:
+        bus.take(address)
     whole = replace(machine, accelerators=cards, pci={**machine.pci, **bus.functions()})
     return whole, usable

@@ -266,7 +266,7 @@ def test_required_bind_is_an_error_with_the_result(two_cpus: tuple[int, int]) ->
 def test_refused_memory_keeps_the_cpus(
     two_cpus: tuple[int, int], memory_node: int, action: str
 ) -> None:
-    """sglang#27368: set_mempolicy is refused or kills; CPUs are bound, each errno told, the process lives."""
+    """REPORTS.md case 2, sglang#27368: set_mempolicy is refused or kills; CPUs are bound, and the process lives."""
     found = run_child(
         BIND,
         TARGET,

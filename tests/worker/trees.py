@@ -11,18 +11,16 @@ from provisioner.request import PlacementRequest
 from provisioner.root import MemoryRoot, Root
 
 _GPUS = "proc/driver/nvidia/gpus/"
-_DRIVERS = "sys/bus/pci/drivers/nvidia"
+_DRIVER = "sys/bus/pci/drivers/nvidia"
 
 
 def with_drivers(root: MemoryRoot) -> MemoryRoot:
-    """The tree with the driver link of every card that NVIDIA's driver holds."""
-    links = dict(root.links)
-    for address in _shown_cards(root):
-        real = root.resolve(f"sys/bus/pci/devices/{address}")
-        assert real is not None
-        up = "../" * (real.count("/") + 1)
-        links[f"{real}/driver"] = f"{up}{_DRIVERS}"
-    return MemoryRoot(root.name, {**root.files, f"{_DRIVERS}/bind": ""}, links)
+    """The tree with the folder of NVIDIA's PCI driver, which links to every card that it holds."""
+    links = {
+        f"{_DRIVER}/{address}": f"../../../../bus/pci/devices/{address}"
+        for address in _shown_cards(root)
+    }
+    return MemoryRoot(root.name, {**root.files, f"{_DRIVER}/bind": ""}, {**root.links, **links})
 
 
 def show_cards(root: MemoryRoot, *cards: str) -> MemoryRoot:
