@@ -1,4 +1,4 @@
-"""Where images are kept between runs, and the lock that lets one machine run at a time."""
+"""Where images are kept between runs, and how many machines run at a time."""
 
 from __future__ import annotations
 
@@ -50,20 +50,39 @@ def is_cached(suite: image.Suite) -> bool:
 
 @contextmanager
 def lock() -> Iterator[None]:
-    """Hold the one lock for building and for booting.
-
-    An emulated machine takes all the processor time there is, and its checks have time limits:
-    two at once, of this run or of another, would make each other late.
-    """
+    """Hold the one lock for building."""
     directory().mkdir(parents=True, exist_ok=True)
     with (directory() / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
+@contextmanager
+def slot() -> Iterator[None]:
+    """Hold one of the places for a running machine, of which there are as many as processors.
+
+    An emulated machine takes a whole processor, and its checks have time limits: more at once, of
+    this run or of another, would make each other late.
+    """
+    directory().mkdir(parents=True, exist_ok=True)
+    while True:
+        for number in range(len(os.sched_getaffinity(0))):
+            with (directory() / f"slot-{number}").open("w") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                yield
+                return
+        time.sleep(1)
+
+
 def get(suite: image.Suite) -> Image:
     """The image of SUITE, made if it is not there yet (one to three minutes)."""
     place = directory() / key(suite)
+    if place.is_dir():
+        os.utime(place)
+        return Image(suite, place / "kernel", place / "initramfs")
     with lock():
         if not place.is_dir():
             # What a killed build left; no other one is under way while the lock is held.

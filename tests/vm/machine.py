@@ -268,7 +268,7 @@ def _boot_once(
             f"'from vm.guest import main; main(\"vm.{script.stem}\")'\n".encode()
         ),
     }
-    with cache.lock(), tempfile.TemporaryDirectory(prefix="provision-vm-") as name:
+    with cache.slot(), tempfile.TemporaryDirectory(prefix="provision-vm-") as name:
         work = Path(name)
         initramfs = work / "initramfs"
         initramfs.write_bytes(cpio.join(image.initramfs.read_bytes(), cpio.pack({**mine, **files})))
