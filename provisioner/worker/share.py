@@ -160,7 +160,10 @@ def _mode(asked: Asked) -> str:
 
 def _find_holding_rank(asked: Asked, machine: Machine, cards: Sequence[Accelerator]) -> Rank | None:
     """The rank's place on the whole machine, if the cpuset is this rank's own; else None."""
-    whole = replace(machine, ceiling=Ceiling("root", None, None, "the whole machine"))
+    nodes = (
+        machine.ceiling.nodes
+    )  # what memory there is to bind to does not say whose the cores are
+    whole = replace(machine, ceiling=Ceiling("root", None, nodes, "the whole machine"))
     try:
         rank = plan_share(whole, cards, memory=_mode(asked), locality=asked.locality)
     except ProvisionError:

@@ -134,6 +134,16 @@ def test_cpuset_that_is_the_ranks_is_not_divided(cpus: str) -> None:
     assert str(target_of(in_cgroup("/box", cpus), 1).cpus) == cpus
 
 
+def test_memory_stays_within_the_cpuset() -> None:
+    """In a cpuset that is the rank's, memory is of the nodes that the cpuset has, the card's own or not."""
+    limits = CgroupFacts(path="/box", cpus=CpuSet.parse_list("4-7,36-39"), nodes=NodeSet((1,)))
+    tree = make_tree(
+        NODES, [0, 0, 0, 0, 1, 1, 1, 1], stride=32, cgroups=(limits,), own_cgroup="/box"
+    )
+    target = target_of(tree, 1)
+    assert (str(target.cpus), str(target.memory_nodes)) == ("4-7,36-39", "1")
+
+
 def test_ranks_own_slice_is_not_divided() -> None:
     """The slice of a plan that is not to be seen here holds the rank, whatever it reserved."""
     own = in_cgroup("/chat.slice/chat-rank1.slice/run.scope", "3-5,35-37")
