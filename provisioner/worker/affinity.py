@@ -193,8 +193,9 @@ def own_thread() -> int:
 def keep_thread() -> None:
     """Leaves the mask of the calling thread alone from now on when all threads are bound."""
     mine = _kept.setdefault(os.getpid(), set())
+    # An id is given anew once its thread has ended. Others may add theirs meanwhile.
+    mine.difference_update([tid for tid in tuple(mine) if not has_thread(tid)])
     mine.add(get_native_id())
-    mine &= set(list_threads())  # an id is given anew once its thread has ended
 
 
 def _list_free() -> list[int]:

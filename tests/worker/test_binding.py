@@ -333,7 +333,7 @@ def test_deadly_question_is_not_asked(two_cpus: tuple[int, int], memory_node: in
 
 
 @needs_numbers
-def test_harmless_filter_costs_two_children(two_cpus: tuple[int, int], memory_node: int) -> None:
+def test_harmless_filter_changes_nothing(two_cpus: tuple[int, int], memory_node: int) -> None:
     """Under a filter that lets the calls pass everything is bound as without one."""
     found = run_child(
         BIND,
