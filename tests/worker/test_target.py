@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,20 @@ def test_stated_locality_settles_a_card() -> None:
     name = discover(tree).accelerators[0].name
     assert codes(target_of(tree, 0)) == ["no_locality"]
     assert str(target_of(tree, 0, locality={name: 1}).cpus) == "8-11"
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_garbage_collector_is_left_as_it_was(is_enabled: bool) -> None:
+    """Discovery stops the collector while it works, and leaves it as it was, also where it fails."""
+    assert gc.isenabled()
+    try:
+        if not is_enabled:
+            gc.disable()
+        for rank in (0, 99):
+            target_of(EIGHT, rank)
+            assert gc.isenabled() == is_enabled
+    finally:
+        gc.enable()
 
 
 # Whose rank it is ----------------------------------------------------------------------------------
