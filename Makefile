@@ -12,6 +12,11 @@ PYTHON ?=
 PYTEST_ARGS ?=
 SAMPLE := two-socket-8gpu
 UNITS := build/units
+# What the compile pool is measured with: real XGrammar, which needs torch. The CPU build of it is a tenth of
+# the default one, which is the CPU build itself on aarch64.
+BENCH_PYTHON ?=
+BENCH_VENV := build/bench
+BENCH_TORCH ?= $(if $(filter aarch64,$(shell uname -m)),torch,torch==2.13.0+cpu)
 
 bin := $(VENV)/bin
 vm_packages := cpio mmdebstrap qemu-system-x86 zstd
@@ -36,7 +41,7 @@ help:
 		make render    this host's units into $(UNITS), or a sample's where it has no accelerator
 		make test      all tests and linters
 		make test-vm   the tests on booted machines (QEMU; as root on Debian it installs what they need)
-		make bench     how fast render, topology and planning are
+		make bench     how fast render, topology, planning and a worker's bind are; a loop beside compilations
 		make wheel     the wheel into dist
 		make clean     remove what was made, $(VENV) included
 	END
@@ -61,10 +66,25 @@ test-vm: $(VENV)/.installed-dev
 	@for tool in cpio mmdebstrap qemu-system-x86_64 zstd; do command -v $$tool >/dev/null || { $(call apt,$(vm_packages)); break; }; done
 	PROVISION_VM=1 $(bin)/pytest tests/vm -n logical --maxprocesses=4 --dist=loadgroup $(PYTEST_ARGS)
 
-bench: $(VENV)/.installed-dev
+bench: $(VENV)/.installed-dev $(if $(BENCH_PYTHON),,$(BENCH_VENV)/.installed)
 	@$(bin)/python -m bench.render
 	$(bin)/python -m bench.topology
 	$(bin)/python -m bench.planning
+	$(bin)/python -m bench.binding
+	python=$(or $(BENCH_PYTHON),$(BENCH_VENV)/bin/python)
+	[ -x "$$python" ] || python=$(bin)/python
+	PYTHONPATH=. "$$python" -m bench.compile_pool
+
+# Where it can't be had the rest is measured all the same, and the last script says what it lacks.
+$(BENCH_VENV)/.installed: $(VENV)/.made
+	@rm -rf $(BENCH_VENV)
+	$(bin)/python -m venv $(BENCH_VENV)
+	echo "Installing xgrammar and $(BENCH_TORCH) into $(BENCH_VENV) ..."
+	if $(BENCH_VENV)/bin/python -m pip install --quiet xgrammar '$(BENCH_TORCH)'; then
+		touch $@
+	else
+		echo "Missing: xgrammar with $(BENCH_TORCH). BENCH_TORCH=torch takes the default build, some gigabytes" >&2
+	fi
 
 wheel: $(VENV)/.installed-dev
 	$(bin)/python -m build --wheel --no-isolation

@@ -6,8 +6,12 @@ text and a status in one place. Several faults of one input travel together in `
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar, NamedTuple
+from provisioner.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import ClassVar
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -16,7 +20,7 @@ EXIT_MISMATCH = 3
 EXIT_INTERRUPTED = 130
 
 
-class Problem(NamedTuple):
+class Problem(Record):
     """One reason why an input was refused."""
 
     code: str  # stable, snake_case, for programs

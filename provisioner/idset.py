@@ -10,10 +10,14 @@ Both are immutable bit sets over the kernel's ids. Text forms are the kernel's:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Self
-
 from provisioner.errors import ParseError, shorten
+
+TYPE_CHECKING = (
+    False  # typing's own would have to be imported, and the worker half counts milliseconds
+)
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Self
 
 # NR_CPUS is at most 8192 (arch/x86/Kconfig) and MAX_NUMNODES 1024; ten times that is no machine,
 # and a bound keeps "0-99999999999" in a broken file from taking all memory.

@@ -23,6 +23,12 @@ class PagePlacement(Record):
     anonymous: Mapping[int, int]  # heap, stack, private memory, copied pages of files
     file: Mapping[int, int]  # page cache of mapped files, and shared memory, alike to the kernel
     mixed: Mapping[int, int]  # of mappings over several nodes that hold both, undivided
+    planned_nodes: NodeSet | None = None  # where the plan wants them; None: nothing says
+
+    @property
+    def planned_share(self) -> float | None:
+        """The share, 0 to 1, of all resident bytes that lie where the plan wants them; None if not known."""
+        return None if self.planned_nodes is None else self.local_share(self.planned_nodes)
 
     @property
     def total(self) -> dict[int, int]:

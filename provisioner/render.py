@@ -322,6 +322,8 @@ def _environment_groups(
             {
                 "PROVISION_SERVICE": service.name,
                 "PROVISION_RANK": str(rank.rank),
+                # A launcher's ranks inherit this and have another LOCAL_RANK: then nothing here is theirs.
+                "PROVISION_LOCAL_RANK": str([mate.rank for mate in mates].index(rank.rank)),
                 "PROVISION_PLAN": f"{folder}/{PLAN_FILE}",
                 "PROVISION_FINGERPRINT": plan.fingerprint,
             },
@@ -332,6 +334,7 @@ def _environment_groups(
                 "PROVISION_CPUS": str(rank.cpus),
                 "PROVISION_MAIN_CPUS": str(rank.main_cpus),
                 "PROVISION_COMPILE_CPUS": str(rank.compile_cpus),
+                "PROVISION_MEMORY": service.memory,
                 "PROVISION_MEMORY_NODES": str(rank.memory_nodes),
                 "PROVISION_NICS": ",".join(rank.nics),
             },

@@ -300,6 +300,12 @@ def is_virtual_function(root: Root, address: PciAddress) -> bool:
     return root.resolve(f"{_PCI}/{address}/physfn") is not None
 
 
+def list_pci_driver(root: Root, driver: str) -> list[PciAddress]:
+    """The functions that a PCI driver holds, in PCI order; empty if there is no such driver."""
+    found = (find_pci_address(name) for name in root.list(f"sys/bus/pci/drivers/{driver}"))
+    return sorted(address for address in found if address is not None)
+
+
 class PciPath(NamedTuple):
     """Where a function hangs."""
 
@@ -346,6 +352,17 @@ def list_rdma_ports(root: Root, name: str) -> tuple[int, ...]:
 def has_unified_bus(root: Root) -> bool:
     """Whether there is a class of devices on the unified bus, which Ascend NPUs may be on."""
     return root.resolve("sys/class/ubcore") is not None
+
+
+def list_rdma_devices(root: Root) -> list[str]:
+    """The names of every RDMA device, those without PCI (rxe, siw) too; empty if there is none."""
+    return root.list("sys/class/infiniband")
+
+
+def read_rdma_parent(root: Root, name: str) -> str | None:
+    """The network interface that a soft RDMA device sits on. Source: drivers/infiniband/sw/rxe/rxe_verbs.c."""
+    text = root.read(f"sys/class/infiniband/{name}/parent")
+    return None if text is None else text.strip() or None
 
 
 # NVIDIA's driver --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from provisioner.pci import PciAddress, parse_pci_address
 from provisioner.plan import Plan, Rank
 from provisioner.planner import make_plan
 from provisioner.request import PlacementRequest, ServiceRequest
+from provisioner.root import MemoryRoot
 from provisioner.topology import Machine
 from tests.trees import CARD_IDS
 
@@ -32,7 +33,32 @@ def make_host(
     vendor: str = "nvidia",
     **facts: Any,
 ) -> Machine:
-    """A machine.
+    """A machine, read from `make_tree`'s files; `within` is the ceiling that is read."""
+    tree = make_tree(
+        nodes,
+        cards,
+        packages=packages,
+        stride=stride,
+        memory=memory,
+        distances=distances,
+        vendor=vendor,
+        **facts,
+    )
+    return discover(tree, within)
+
+
+def make_tree(
+    nodes: Mapping[int, str],
+    cards: Sequence[int | tuple[str, int | None] | None] = (),
+    *,
+    packages: Sequence[str] | None = None,
+    stride: int = 0,
+    memory: Mapping[int, int] | None = None,
+    distances: Mapping[tuple[int, int], int] | None = None,
+    vendor: str = "nvidia",
+    **facts: Any,
+) -> MemoryRoot:
+    """The files of a machine.
 
     Args:
         nodes: node -> its CPUs as a list, empty for a node without.
@@ -41,7 +67,6 @@ def make_host(
         stride: the distance of SMT siblings; 0 without SMT.
         memory: node -> GiB; 64 for each node that is left out.
         distances: (node, node) -> distance, both ways.
-        within: the ceiling that is read.
         vendor: whose the cards are.
         facts: what else the host's facts say.
     """
@@ -69,7 +94,7 @@ def make_host(
         or tuple(_card(number, card, vendor) for number, card in enumerate(cards)),
         **facts,
     )
-    return discover(build_tree(host), within)
+    return build_tree(host)
 
 
 def make_card(path: str, vendor: str = "nvidia", **facts: Any) -> CardFacts:

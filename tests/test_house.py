@@ -18,9 +18,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Who reads a machine's files, and who makes a tree of them from facts.
 # `facts/tree.py` makes a tree instead of reading one, and `root.py` asks its own /proc where an open
-# file really lies.
+# file really lies. `procfs.py` is the reader of the worker half, which may import no other.
 KNOW_KERNEL_PATHS = {
-    *("cardfs.py", "cgroup.py", "processes.py", "root.py", "sysfs.py", "tree.py"),
+    *("cardfs.py", "cgroup.py", "processes.py", "procfs.py", "root.py", "sysfs.py", "tree.py"),
 }
 # What an engine's worker needs inside a container that holds nothing but Python.
 STANDARD_LIBRARY_ONLY = (
@@ -35,11 +35,32 @@ STANDARD_LIBRARY_ONLY = (
     "pci",
     "plan",
     "planner",
+    "record",
     "request",
     "root",
     "samples",
     "sysfs",
     "topology",
+    "worker",
+    "worker.affinity",
+    "worker.binding",
+    "worker.child",
+    "worker.dropin",
+    "worker.machine",
+    "worker.mempolicy",
+    "worker.npusmi",
+    "worker.nvml",
+    "worker.pages",
+    "worker.planned",
+    "worker.platform",
+    "worker.pool",
+    "worker.procfs",
+    "worker.report",
+    "worker.share",
+    "worker.target",
+    "worker.unit",
+    "worker.visible",
+    "worker.visible_rules",
 )
 # Loading one of these takes longer than most commands run.
 HEAVY = ("jinja2", "msgspec", "psutil", "pystemd")
