@@ -41,6 +41,8 @@ def run_guarded(
         KeyboardInterrupt: it was interrupted.
     """
     reader, writer = os.pipe()
+    held = (*_FORWARDED, signal.SIGINT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, held)  # until both know what to do about them
     child = os.fork()
     if child == 0:
         os.close(reader)
@@ -50,6 +52,7 @@ def run_guarded(
     # The keyboard's reaches the child as well, which goes back and says so.
     previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
         with open(reader, "rb") as stream:
             data = stream.read()
         _, status = os.waitpid(child, 0)
@@ -76,6 +79,7 @@ def _work(work: Callable[[], object], writer: int) -> NoReturn:
         signal.signal(number, _stop)
     # Who reads the other end may be gone: the work goes on all the same.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_FORWARDED, signal.SIGINT))
     outcome: tuple[str, object]
     try:
         outcome = ("value", work())

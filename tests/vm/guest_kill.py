@@ -113,18 +113,21 @@ def _check_mixed(text: str) -> None:
 @check(needs=["the_two_states"], seconds=900)
 def killed_whole_between_two_plans() -> None:
     """Killed whole at each step to another plan, each part is old or new, and a second apply succeeds."""
+    texts = {"old": _OLD, "new": _NEW}
+    state, other = "old", "new"
     for step in range(1, len(_steps["old"]) + 1):
-        write_inputs(_NEW)
+        write_inputs(texts[other])
         told = _kill_at(step, _all_of_it)
         _check_mixed(f"step {step}: {told[-1:]}")
         if step % 4 == 3 and len(told) == step and "complete" not in told[-1]:
             report = verify(status=3)
             assert "interrupted" in codes(report), (step, report["findings"])
         apply()
-        equal(_effective(), _sets["new"], f"sets after step {step} and a second apply")
-        equal(files(), _files["new"], f"files after step {step} and a second apply")
-        write_inputs(_OLD)
-        apply()
+        equal(_effective(), _sets[other], f"sets after step {step} and a second apply")
+        equal(files(), _files[other], f"files after step {step} and a second apply")
+        state, other = other, state
+    write_inputs(_OLD)
+    apply()
 
 
 @check(needs=["the_two_states"], seconds=900)
