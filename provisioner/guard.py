@@ -79,9 +79,9 @@ def _work(work: Callable[[], object], writer: int) -> NoReturn:
         signal.signal(number, _stop)
     # Who reads the other end may be gone: the work goes on all the same.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_FORWARDED, signal.SIGINT))
     outcome: tuple[str, object]
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_FORWARDED, signal.SIGINT))
         outcome = ("value", work())
     except ProvisionError as error:
         outcome = ("problems", (tuple(error.problems), error.exit_status))
