@@ -21,8 +21,9 @@ from provisioner.idset import CpuSet, NodeSet
 from provisioner.layout import CONTROL_FOLDERS, TRANSIENT_FOLDER, unit_cgroup
 from provisioner.root import Root
 
-# How long systemd may take to write what a reload or a property has changed.
-SETTLE_SECONDS = 2.0
+# How long systemd may take to write what a reload or a property has changed; setting once more what
+# would have followed a moment later does no harm.
+SETTLE_SECONDS = 0.5
 _POLL_SECONDS = 0.05
 
 
