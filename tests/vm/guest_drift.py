@@ -49,9 +49,8 @@ def _drifts(expected: str, *, subject: str = _SLICE, active: bool = True) -> dic
 
 
 def _mends(*options: str) -> None:
-    """That apply puts it right, and verify agrees."""
-    apply(*options)
-    equal(codes(verify()), set())
+    """That apply puts it right, by its own read-back and by the kernel's files."""
+    assert "read back from the kernel" in apply(*options).stdout
     for rank in ranks():
         equal(granted(rank["slice"]), (rank["cpus"], rank["memory_nodes"]), rank["slice"])
 
