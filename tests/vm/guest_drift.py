@@ -360,6 +360,8 @@ def boot_check_keeps_workers_away() -> None:
     run("systemctl", "is-active", "provision-check.service")
     run("systemctl", "stop", "provision.slice", "provision-check.service")
     online = Path("/sys/devices/system/cpu/cpu3/online")
+    # In the first minutes of a boot the drivers are waited for.
+    until(lambda: float(read("/proc/uptime").split()[0]) > 180, "the machine to be up", 200)
     online.write_text("0")
     done = run("systemctl", "start", "provision@1.service", status=None)
     assert done.returncode, "it started"
