@@ -20,6 +20,7 @@ from .guest_live import (
     forget,
     granted,
     held,
+    provision,
     ranks,
     system_sets,
     verify,
@@ -37,12 +38,12 @@ def nothing_is_in_force_at_first() -> None:
     write_inputs()
     _before["files"] = files()
     _before["sets"] = system_sets()
-    done = run("provision", "verify", status=2)
+    done = provision("verify", status=2)
     assert "no plan is in force" in done.stderr, done.stderr
     assert "provision apply" in done.stderr, done.stderr
     done = run("provision", "run", "--rank", "0", "--", "true", status=2)
     assert "no plan is in force" in done.stderr, done.stderr
-    equal(run("provision", "undo").stdout, "No plan is in force: nothing to take back.\n")
+    equal(provision("undo").stdout, "No plan is in force: nothing to take back.\n")
     equal(files(), _before["files"])
 
 
@@ -72,7 +73,7 @@ def dry_run_changes_nothing() -> None:
 @check
 def without_a_terminal_it_asks_for_yes() -> None:
     """Where nobody can be asked, apply needs --yes."""
-    done = run("provision", "apply", "--config", "/run/provision.toml", status=2)
+    done = provision("apply", "--config", "/run/provision.toml", status=2)
     assert "--yes" in done.stderr, done.stderr
     equal(files(), _before["files"])
 
@@ -80,7 +81,10 @@ def without_a_terminal_it_asks_for_yes() -> None:
 @check(seconds=240)
 def apply_brings_the_plan_into_force() -> None:
     """After apply each slice has its planned CPUs and memory nodes, and the system's own are confined."""
-    done = apply("--verbose")
+    done = run(
+        *("provision", "apply", "--config", "/run/provision.toml", "--yes", "--verbose"),
+        timeout=200,
+    )
     assert "read back from the kernel" in done.stdout, done.stdout
     for rank in ranks():
         equal(granted(rank["slice"]), (rank["cpus"], rank["memory_nodes"]), rank["slice"])
@@ -164,9 +168,7 @@ def each_way_starts_in_the_slice() -> None:
 @check(needs=["apply_brings_the_plan_into_force"], seconds=300)
 def launch_starts_every_rank() -> None:
     """Launch starts one service a rank, status shows them, and a second launch is refused."""
-    done = run(
-        "provision", "launch", "-E", "HOLD_MIB=8", "--", "python3", "/run/hold.py", timeout=120
-    )
+    done = provision("launch", "-E", "HOLD_MIB=8", "--", "python3", "/run/hold.py")
     equal(done.stdout.count("runs on CPUs"), 9)
     for rank in ranks():
         said = _await(str(rank["rank"]))
@@ -175,13 +177,13 @@ def launch_starts_every_rank() -> None:
     report = verify()
     equal([one["processes"] for one in report["ranks"]], [1] * 9)
     equal([one["local_share"] for one in report["ranks"]], [1.0] * 9)
-    status = json.loads(run("provision", "status", "--json").stdout)
+    status = json.loads(provision("status", "--json").stdout)
     equal(
         [one["units"] for one in status["ranks"]][2],
         [{"name": "provision-rank2.service", "state": "active", "sub_state": "running"}],
     )
-    print(run("provision", "status").stdout)
-    done = run("provision", "launch", "--", "true", status=2)
+    print(provision("status").stdout)
+    done = provision("launch", "--", "true", status=2)
     assert "at work already" in done.stderr, done.stderr
     run("systemctl", "stop", "provision-rank*.service")
 
@@ -366,7 +368,7 @@ def memory_of_running_workers_stays() -> None:
 @check(needs=["apply_brings_the_plan_into_force"], seconds=200)
 def prometheus_text_is_whole() -> None:
     """The gauges go into a file whole, and say what verify says."""
-    run("provision", "verify", "--prometheus", "--output", "/run/textfile/provision.prom")
+    provision("verify", "--prometheus", "--output", "/run/textfile/provision.prom")
     text = Path("/run/textfile/provision.prom").read_text()
     assert "\nprovision_verify_ok 1\n" in text, text
     assert 'provision_rank_effective_cpus{service="provision",rank="8"} 2\n' in text, text
@@ -378,7 +380,7 @@ def undo_takes_everything_back() -> None:
     """After undo the files are byte for byte as before, and so are the system's effective sets."""
     worker = _hold("provision", "run", "--rank", "4", "--", HOLD_NAME="left")
     _await("left")
-    done = run("provision", "undo", "--verbose", timeout=120)
+    done = provision("undo", "--verbose")
     assert "still holds processes" in done.stdout, done.stdout
     equal(files(), _before["files"])
     equal(system_sets(), _before["sets"])
@@ -386,7 +388,7 @@ def undo_takes_everything_back() -> None:
     equal(allowed(worker.pid), ("0-19", "0-1,3"), "what it may use now")
     worker.terminate()
     worker.wait(30)
-    equal(run("provision", "undo").stdout, "No plan is in force: nothing to take back.\n")
+    equal(provision("undo").stdout, "No plan is in force: nothing to take back.\n")
     # And it stays so when systemd reads everything again.
     run("systemctl", "daemon-reload")
     time.sleep(1)
@@ -417,7 +419,7 @@ def runtime_and_transient_leave_nothing_behind() -> None:
         assert "in force already" in apply(mode).stdout
         done = apply(status=1)
         assert "provision undo" in done.stderr, done.stderr
-        run("provision", "undo", "--verbose", timeout=120)
+        provision("undo", "--verbose")
         equal(files(), before, f"files after undo of {mode}")
         equal(system_sets(), _before["sets"], f"sets after undo of {mode}")
 

@@ -22,6 +22,7 @@ from .guest_live import (
     files,
     granted,
     group,
+    provision,
     ranks,
     system_sets,
     verify,
@@ -279,12 +280,12 @@ def unplugged_cpu() -> None:
     online = [Path(f"/sys/devices/system/cpu/cpu{number}/online") for number in (2, 3)]
     online[1].write_text("0")
     _drifts("offline_cpus")
-    shown = run("provision", "verify", status=3).stdout
+    shown = provision("verify", status=3).stdout
     assert "offline_cpus: provision-rank1.slice: CPUs 3 are offline: planned 2-3" in shown, shown
     assert "DIFFERS" in shown, shown
     done = apply("--plan", "/etc/provision/plan.json", status=None)
     equal(done.returncode, 2)  # --plan and --config exclude each other
-    done = run("provision", "apply", "--yes", "--plan", "/etc/provision/plan.json", status=1)
+    done = provision("apply", "--yes", "--plan", "/etc/provision/plan.json", status=1)
     assert "is for another machine" in done.stderr, done.stderr
     online[0].write_text("0")
     report = _drifts("effective_cpus")
@@ -349,7 +350,7 @@ def nothing_runs_in_the_wrong_place() -> None:
         assert "provision verify" in done.stderr, done.stderr
         assert "6-7" in done.stderr, done.stderr
         assert "Traceback" not in done.stderr, done.stderr
-    run("provision", "launch", "--ranks", "1", "--", "sleep", "600", status=125)
+    provision("launch", "--ranks", "1", "--", "sleep", "600", status=125)
     _revert()
     _mends()
 
@@ -401,7 +402,7 @@ def what_speaks_against_it() -> None:
     Path("/run/other.toml").write_text(
         '[placement]\nname = "other"\nmemory_need = "400MiB"\ndevices = [0, 1, 2]\n'
     )
-    done = run("provision", "apply", "--yes", "--config", "/run/other.toml", status=1)
+    done = provision("apply", "--yes", "--config", "/run/other.toml", status=1)
     for words in (
         "/etc/systemd/system/other.slice: was not made by provision",
         "/etc/systemd/system/other-rank0.slice: is a link to '/dev/null'",
@@ -416,7 +417,7 @@ def what_speaks_against_it() -> None:
 @check(needs=["in_force"], seconds=300)
 def containers_keep_their_gpus() -> None:
     """While containers would lose their GPUs by a reload, apply refuses, and transient or force go on."""
-    run("provision", "undo")
+    provision("undo")
     run("systemd-run", "--slice=system.slice", "--unit=docker-0123abcd.scope", "--scope", "true")
     holder = subprocess.Popen(
         ["systemd-run", "--scope", "--unit=docker-4567abcd.scope", "sleep", "600"]
@@ -433,7 +434,7 @@ def containers_keep_their_gpus() -> None:
         done = apply(status=1)
         assert "a reload may take the GPUs from them" in done.stderr, done.stderr
         apply("--transient")
-        run("provision", "undo")
+        provision("undo")
         apply("--force", "--boot-check")
     finally:
         if not had:
@@ -475,10 +476,9 @@ def slow_reload_is_waited_for() -> None:
     try:
         path = UNITS / _SLICE
         path.write_text(path.read_text() + "# edited\n")
-        run(
-            *("provision", "apply", "--yes", "--config", "/run/provision.toml"),
+        provision(
+            *("apply", "--yes", "--config", "/run/provision.toml"),
             env={"SYSTEMD_BUS_TIMEOUT": "2s"},
-            timeout=200,
         )
         equal(codes(verify()), set())
     finally:
@@ -516,7 +516,7 @@ def undo_after_all_of_it() -> None:
     own.write_text("[Slice]\nMemoryHigh=90%\n")
     run("systemctl", "daemon-reload")
     equal(codes(verify()), set())  # it says nothing about a cpuset
-    run("provision", "undo", timeout=120)
+    provision("undo")
     equal(own.read_text(), "[Slice]\nMemoryHigh=90%\n")
     own.unlink()
     own.parent.rmdir()

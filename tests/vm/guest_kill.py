@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from .guest import check, equal, note, read, run
 from .guest_live import (
     CONFIG,
     UNITS,
+    Started,
     apply,
     codes,
     files,
     granted,
+    provision,
     system_sets,
     verify,
     write_inputs,
@@ -46,36 +49,43 @@ def _effective() -> dict[str, tuple[str, str]]:
     return found
 
 
-def _kill_at(step: int, kill: Callable[[subprocess.Popen[str], int], None]) -> list[str]:
+def _kill_at(step: int, kill: Callable[[Started, int], None]) -> list[str]:
     """Starts an apply, kills it when it tells its Nth step, and returns the steps that it told."""
-    command = ["provision", "apply", "--config", CONFIG, "--yes", "--verbose"]
-    done = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    assert done.stdout is not None
-    told: list[str] = []
-    for line in done.stdout:
-        if line.strip().startswith(_STEPS):
-            told.append(line.strip())
-            if len(told) == step:
-                child = read(f"/proc/{done.pid}/task/{done.pid}/children").split()
-                kill(done, int(child[0]))
-                break
-    rest = done.stdout.read()
-    done.wait(120)
+    with _started("apply", "--config", CONFIG, "--yes", "--verbose") as (done, lines):
+        told: list[str] = []
+        for line in lines:
+            if line.strip().startswith(_STEPS):
+                told.append(line.strip())
+                if len(told) == step:
+                    child = read(f"/proc/{done.pid}/task/{done.pid}/children").split()
+                    kill(done, int(child[0]))
+                    break
+        rest = lines.read()  # to the end of all that it started
+        done.wait()
     print(f"killed at step {step}: {told[-1] if told else 'none'}", rest)
     return told
 
 
-def _all_of_it(done: subprocess.Popen[str], _child: int) -> None:
+@contextmanager
+def _started(*words: str) -> Iterator[tuple[Started, TextIO]]:
+    """A command, and what it and all that it starts print."""
+    reader, writer = os.pipe()
+    done = Started(*words, out=writer, err=writer)
+    os.close(writer)
+    with open(reader) as lines:
+        yield done, lines
+        done.wait()
+
+
+def _all_of_it(done: Started, _child: int) -> None:
     os.killpg(done.pid, signal.SIGKILL)
 
 
-def _command_alone(done: subprocess.Popen[str], _child: int) -> None:
+def _command_alone(done: Started, _child: int) -> None:
     os.kill(done.pid, signal.SIGKILL)
 
 
-def _work_alone(_done: subprocess.Popen[str], child: int) -> None:
+def _work_alone(_done: Started, child: int) -> None:
     os.kill(child, signal.SIGKILL)
 
 
@@ -133,19 +143,19 @@ def killed_whole_between_two_plans() -> None:
 @check(needs=["the_two_states"], seconds=900)
 def killed_whole_at_first_and_undone() -> None:
     """Killed with all of its processes at each step of a first apply, an undo leaves nothing of it."""
-    run("provision", "undo")
+    provision("undo")
     equal(files(), _start["files"])
     write_inputs(_OLD)
     for step in range(1, len(_steps["new"]) + 4, 2):
         told = _kill_at(step, _all_of_it)
         if len(told) < step:
             break
-        run("provision", "undo", timeout=120)
+        provision("undo")
         equal(files(), _start["files"], f"files after step {step} ({told[-1]}) and an undo")
         equal(system_sets(), _start["sets"], f"sets after step {step} ({told[-1]}) and an undo")
     else:
         raise AssertionError("it never came to its end")
-    run("provision", "undo", timeout=120)
+    provision("undo")
 
 
 @check(needs=["killed_whole_at_first_and_undone"], seconds=900)
@@ -194,20 +204,12 @@ def killed_undo_goes_on() -> None:
     for step in (1, 8, 16, 20):
         write_inputs(_OLD)
         apply()
-        done = subprocess.Popen(
-            ["provision", "undo", "--verbose"],
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        assert done.stdout is not None
-        for count, _ in enumerate(done.stdout, 1):
-            if count == step:
-                os.killpg(done.pid, signal.SIGKILL)
-                break
-        done.wait(60)
-        done.stdout.close()
-        run("provision", "undo", timeout=120)
+        with _started("undo", "--verbose") as (done, lines):
+            for count, _ in enumerate(lines, 1):
+                if count == step:
+                    os.killpg(done.pid, signal.SIGKILL)
+                    break
+        provision("undo")
         equal(files(), _start["files"], f"files after an undo killed at step {step}")
         equal(system_sets(), _start["sets"], f"sets after an undo killed at step {step}")
     assert not list(UNITS.glob("provision*slice"))
