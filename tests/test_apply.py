@@ -11,11 +11,13 @@ import pytest
 from provisioner.applied import Applied, parse_applied
 from provisioner.apply import Extras, Job, _carry_out, carry_out, prepare
 from provisioner.bus import ListedUnit
+from provisioner.data import find_data
 from provisioner.errors import BusError, ProblemsError, WriteError
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.observe import observe
 from provisioner.plan import Plan
 from provisioner.preflight import Permissions
+from provisioner.render import is_ours
 from provisioner.undo import undo
 from provisioner.verify import Report, verify
 from tests.rendering import FINGERPRINT, make_plan, make_rank, make_service
@@ -548,3 +550,22 @@ def test_plan_of_ones_own_session_is_refused(host: SimulatedHost) -> None:
     with pytest.raises(ProblemsError) as refused:
         prepared(host, replace(OLD, within="self"))
     assert [problem.code for problem in refused.value.problems] == ["within_self"]
+
+
+def test_every_static_unit_is_known_for_ours() -> None:
+    """What can't be told from the operator's own files could neither be replaced nor taken away."""
+    found = [path for path in find_data("units").iterdir() if path.suffix != ".md"]
+    assert len(found) == 4
+    assert [path.name for path in found if not is_ours(path.read_text())] == []
+
+
+def test_undo_takes_the_static_units_too(host: SimulatedHost) -> None:
+    before = tree(host)
+    job = prepared(host, extras=Extras(boot_check=True, verify_timer=True))
+    carry_out(job, host, host.root, lambda _: None)
+    applied = applied_on(host)
+    assert applied is not None
+    done = undo(applied, host.layout, host, host.root, lambda _: None)
+    assert done.kept_files == ()
+    assert tree(host) == before
+    assert "stop provision-verify.timer" in host.calls
