@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.cli import run
+from provisioner.cli import run_command
 from provisioner.facts import build_tree
 from provisioner.samples import list_samples, read_sample
 from tests.trees import write_tree
@@ -23,7 +23,7 @@ PROVISION = (sys.executable, "-c", "from provisioner.cli import main; main()")
 
 def call(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
     """(exit status, standard output, standard error) of one command line."""
-    status = run(list(arguments))
+    status = run_command(list(arguments))
     captured = capsys.readouterr()
     return status, captured.out, captured.err
 

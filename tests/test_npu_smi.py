@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.cli import run
+from provisioner.cli import run_command
 from provisioner.discovery import discover
 from provisioner.errors import InputError, ParseError
 from provisioner.facts import build_tree
@@ -251,8 +251,8 @@ def test_option_numbers_the_npus(tmp_path: Path, capsys: pytest.CaptureFixture[s
     """--npu-smi FILE plans with the driver's numbers; a bad file is named in the refusal."""
     file = tmp_path / "npu-smi.txt"
     file.write_text(info())
-    assert run(["plan", "--sample", "ascend-8npu", "--npu-smi", str(file), "--json"]) == 0
+    assert run_command(["plan", "--sample", "ascend-8npu", "--npu-smi", str(file), "--json"]) == 0
     assert '"runtime_numbers"' in capsys.readouterr().out
     file.write_text("nothing")
-    assert run(["plan", "--sample", "ascend-8npu", "--npu-smi", str(file)]) == 2
+    assert run_command(["plan", "--sample", "ascend-8npu", "--npu-smi", str(file)]) == 2
     assert str(file) in capsys.readouterr().err

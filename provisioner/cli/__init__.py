@@ -77,10 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # A closed stream is None in Python; what is said to it goes nowhere.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+    sys.exit(run_command(list(sys.argv[1:] if arguments is None else arguments)))
 
 
-def run(arguments: list[str]) -> int:
+def run_command(arguments: list[str]) -> int:
     """The exit status of one command line; everything to be said is printed."""
     debug = "--debug" in arguments[:1]
     as_json = "--json" in arguments

@@ -106,7 +106,7 @@ def _become(words: tuple[str, ...], out: int, err: int) -> NoReturn:
         sys.argv = [_COMMAND, *words]
         sys.stdin = open(0)
         sys.stdout, sys.stderr = open(1, "w"), open(2, "w")
-        code = cli.run(list(words))
+        code = cli.run_command(list(words))
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:
