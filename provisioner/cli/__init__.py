@@ -20,6 +20,7 @@ _COMMANDS = {
     "plan": "plan",
     "render": "render",
     "samples": "samples",
+    "snapshot": "snapshot",
 }
 
 

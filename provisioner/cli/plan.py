@@ -15,6 +15,7 @@ from provisioner.cli.console import (
     print_text,
 )
 from provisioner.cli.options import (
+    Where,
     machine_options,
     make_request,
     placement_options,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     "--verbose", "-v", is_flag=True, help="Say for each rank what its placement rests on."
 )
 def command(
-    root: str | None,
+    root: Where,
     sample: str | None,
     within: str,
     plan_file: str | None,
@@ -102,7 +103,7 @@ def command(
 
 
 def read_or_make_plan(
-    root: str | None,
+    root: Where,
     sample: str | None,
     within: str,
     plan_file: str | None,

@@ -1,0 +1,215 @@
+"""What was read of a machine, less what would tell whose machine it is.
+
+Nothing is kept because it looks harmless: each file's text is reduced to what its parser takes from
+it, or is numbers and sets of numbers, or is refused. Names of devices and cgroups are kept unless
+they hold an identifier.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from provisioner.cgroup import (
+    Hierarchy,
+    find_hierarchies,
+    find_own_path,
+    format_mounts,
+    format_own_paths,
+)
+from provisioner.pci import find_pci_address
+from provisioner.recording import Recorded
+from provisioner.root import MemoryRoot, Root
+
+_Reduce = Callable[[str], str | None]
+
+# UUIDs, MAC addresses and GUIDs, alone or in a name such as enx0c42a1b2c3d4 or a container's cgroup.
+# No name that the kernel makes up itself has a run of twelve hexadecimal digits.
+_IDENTIFIER = re.compile(
+    r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}|[0-9a-f]{12}",
+    re.IGNORECASE,
+)
+# Devices that an administrator may name.
+_NAMED_BY_PEOPLE = ("net", "infiniband")
+# The folders of a listing that say something by being there.
+_NUMBERED = re.compile(r"(?:cpu|node|index)[0-9]{1,9}", re.ASCII)
+# The folder that tells an online CPU by having anything in it.
+_TOPOLOGY = re.compile(r"sys/devices/system/cpu/cpu[0-9]+/topology", re.ASCII)
+_DEVICE_NODE = re.compile(r"nvidia[0-9]{1,9}", re.ASCII)
+
+# One number, an id as 0x10de, a list such as 0-3,8 or a mask such as ff,ffffffff.
+_WORD = re.compile(
+    r"-?[0-9]{1,12}|0x[0-9a-f]{1,8}|[0-9]+(?:[-,:/][0-9]+)+|[0-9a-f]{1,8}(?:,[0-9a-f]{1,8})*",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+class Scrubbed(NamedTuple):
+    """A tree that says nothing of whose machine it is."""
+
+    tree: MemoryRoot
+    renamed: Mapping[str, str]  # names that held an identifier -> what stands for them
+
+
+def scrub(root: Root, recorded: Recorded, name: str, cgroups: Iterable[str] = ()) -> Scrubbed:
+    """The tree of what was recorded.
+
+    Args:
+        root: where it was recorded, for the mounts, the own cgroup and the host's name.
+        recorded: what was found there.
+        name: the tree's, for messages.
+        cgroups: the paths that somebody asked for by name, which are kept.
+
+    Raises RuntimeError for a file whose text no rule covers: provision reads it and this module does
+    not know it yet.
+    """
+    hierarchies = find_hierarchies(root)
+    own = [(one, find_own_path(root, one)) for one in hierarchies]
+    moves = _move_cgroups(own, cgroups)
+    host = (root.read("proc/sys/kernel/hostname") or "").strip().lower()
+    paths = [*recorded.files, *recorded.links, *recorded.links.values(), *recorded.folders]
+    parts = {
+        part
+        for path in paths
+        for at, part in enumerate(path.split("/"))
+        if _is_telling(part, path.split("/")[at - 1] if at else "", host)
+    }
+    renamed = {part: f"renamed{number}" for number, part in enumerate(sorted(parts))}
+
+    def rename(path: str) -> str:
+        for old, new in moves:
+            if path == old or path.startswith(f"{old}/"):
+                path = new + path[len(old) :]
+                break
+        return "/".join(renamed.get(part, part) for part in path.split("/"))
+
+    files: dict[str, str] = {}
+    for path, text in recorded.files.items():
+        reduced = _reduce(path, text)
+        if reduced is not None:
+            files[rename(path)] = reduced
+    has_mounts = any(path in recorded.files for path in ("proc/self/mounts", "proc/mounts"))
+    if has_mounts:
+        moved = [one._replace(mount=rename(one.mount)) for one in hierarchies]
+        files["proc/self/mounts"] = format_mounts(moved)
+    if "proc/self/cgroup" in recorded.files or "proc/self/cpuset" in recorded.files:
+        files["proc/self/cgroup"] = format_own_paths(
+            [(one, rename(one.mount + path)[len(rename(one.mount)) :] or "/") for one, path in own]
+        )
+    links = {
+        rename(path): posixpath.relpath("/" + rename(target), posixpath.dirname("/" + rename(path)))
+        for path, target in recorded.links.items()
+    }
+    folders = {rename(path) for path in recorded.folders}
+    for path, names in recorded.folders.items():
+        if path == "dev":
+            files |= {f"{path}/{name}": "" for name in names if _DEVICE_NODE.fullmatch(name)}
+            continue
+        numbered = [
+            name
+            for name in names
+            if _NUMBERED.fullmatch(name) or find_pci_address(name) is not None
+        ]
+        folders |= {f"{rename(path)}/{name}" for name in numbered}
+    for path in recorded.folders:
+        if _TOPOLOGY.fullmatch(path):
+            files |= _keep_something(root, path, recorded.folders[path], files)
+    folders -= files.keys() | links.keys()
+    return Scrubbed(MemoryRoot(name, files, links, folders), renamed)
+
+
+def _keep_something(
+    root: Root, folder: str, names: Iterable[str], files: Mapping[str, str]
+) -> dict[str, str]:
+    """A file of a folder of which none was read."""
+    paths = [f"{folder}/{name}" for name in names]
+    if any(path in files for path in paths):
+        return {}
+    for path in paths:
+        text = root.read(path)
+        if text is not None and all(_WORD.fullmatch(word) for word in text.split()):
+            return {path: text.rstrip() + "\n"}
+    return {}
+
+
+def _is_telling(part: str, above: str, host: str) -> bool:
+    if _IDENTIFIER.search(part):
+        return True
+    return bool(host) and above in _NAMED_BY_PEOPLE and host in part.lower()
+
+
+def _move_cgroups(
+    own: Sequence[tuple[Hierarchy, str]], cgroups: Iterable[str]
+) -> list[tuple[str, str]]:
+    """(path, path to have instead) of mounts in odd places and of the own cgroup, the longest first."""
+    asked = {posixpath.normpath("/" + path.strip("/")) for path in cgroups}
+    kept = {up for path in asked for up in _ancestors(path)}
+    moves: dict[str, str] = {}
+    for number, (hierarchy, path) in enumerate(own):
+        mount = hierarchy.mount
+        new_mount = mount
+        if not re.fullmatch(r"(sys/fs/cgroup|dev/cpuset)(/[a-z,_=]+)?", mount, re.ASCII):
+            new_mount = moves[mount] = f"mnt/cgroup{number}"
+        new = ""
+        for up in _ancestors(path):
+            new += f"/{posixpath.basename(up) if up in kept else 'own'}"
+            moves[mount + up] = new_mount + new
+    return sorted(moves.items(), key=lambda move: (-len(move[0]), move[0]))
+
+
+def _ancestors(path: str) -> list[str]:
+    """Each path on the way down to a path, itself included, without '/'."""
+    parts = [part for part in path.split("/") if part]
+    return ["/" + "/".join(parts[: at + 1]) for at in range(len(parts))]
+
+
+# What each text becomes ------------------------------------------------------------------------
+
+
+def _reduce(path: str, text: str) -> str | None:
+    """What is kept of a file's text; None if the file is not."""
+    for pattern, reduce in _RULES:
+        if pattern.fullmatch(path):
+            return reduce(text)
+    if all(_WORD.fullmatch(word) for word in text.split()):
+        return text.rstrip() + "\n"
+    raise RuntimeError(
+        f"{path}: provision reads this file, and provisioner.scrub has no rule for its text"
+    )
+
+
+def _lines(*names: str) -> _Reduce:
+    """Keeps the lines 'NAME: value' of these names."""
+
+    def reduce(text: str) -> str:
+        kept = [line for line in text.splitlines() if line.partition(":")[0].strip() in names]
+        return "".join(f"{line.rstrip()}\n" for line in kept)
+
+    return reduce
+
+
+def _matching(pattern: str) -> _Reduce:
+    """Keeps the words or lines that the pattern finds, each on a line of its own."""
+    compiled = re.compile(pattern, re.ASCII | re.MULTILINE)
+    return lambda text: "".join(f"{found}\n" for found in compiled.findall(text))
+
+
+_RULES: tuple[tuple[re.Pattern[str], _Reduce], ...] = tuple(
+    (re.compile(pattern, re.ASCII), reduce)
+    for pattern, reduce in (
+        (r"proc/meminfo|sys/devices/system/node/node\d+/meminfo", _matching(r"^.*MemTotal:.*$")),
+        # Which names a Xeon Phi, or says nothing that counts.
+        (r"proc/cpuinfo", _matching(r"Xeon Phi")),
+        (r"proc/driver/nvidia/gpus/[^/]+/information", _lines("Model", "Device Minor")),
+        (r"proc/driver/nvidia/gpus/[^/]+/numa_status", _lines("Node")),
+        (
+            r"sys/devices/system/cpu/cpu\d+/cache/index\d+/type",
+            _matching(r"Data|Instruction|Unified"),
+        ),
+        (r".*/cgroup\.controllers", _matching(r"\bcpuset\b")),
+        # Written anew, from what they say of cpusets.
+        (r"proc/self/mounts|proc/mounts|proc/self/cgroup|proc/self/cpuset", lambda _: None),
+    )
+)
