@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +17,7 @@ from provisioner.cli.console import (
     print_text,
 )
 from provisioner.cli.options import (
+    SnapshotFile,
     Where,
     machine_options,
     make_request,
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 )
 @machine_options
 @placement_options
+@click.argument("snapshots", nargs=-1, metavar="[FILE]...")
 @click.option(
     "--plan",
     "plan_file",
@@ -52,13 +56,18 @@ def command(
     root: Where,
     sample: str | None,
     within: str,
+    snapshots: tuple[str, ...],
     plan_file: str | None,
     print_config: bool,
     as_json: bool,
     verbose: bool,
     **options: Any,
-) -> None:
-    """Show which cores and which memory node each rank would get, and why."""
+) -> int:
+    """Show which cores and which memory node each rank would get, and why.
+
+    With --snapshot, more FILEs and folders of them may follow: each host is planned, and hosts of
+    the same fingerprint are shown together.
+    """
     from provisioner.planfile import plan_to_json
 
     if print_config:
@@ -71,11 +80,32 @@ def command(
         if problems:
             raise ProblemsError(problems, exit_status=EXIT_USAGE)
         print_text(format_config(request))
-        return
+        return 0
+    if snapshots and not isinstance(root, SnapshotFile):
+        raise click.UsageError(
+            f"'{snapshots[0]}' follows no --snapshot: expected --snapshot FILE FILE..."
+        )
+    if isinstance(root, SnapshotFile) and (snapshots or os.path.isdir(root.path)):
+        if plan_file is not None:
+            raise click.UsageError("--plan goes with one machine, not with several snapshots")
+        from provisioner.cli.fleet import show_fleet
+
+        return show_fleet((root.path, *snapshots), make_request(options), within, as_json=as_json)
     machine, plan = read_or_make_plan(root, sample, within, plan_file, options)
     if as_json:
         print_json(plan_to_json(plan))
-        return
+        return 0
+    cores = [
+        [len(machine.cores_of(rank.cpus)) for rank in service.ranks] for service in plan.services
+    ]
+    print_plan(plan, cores)
+    if verbose:
+        _print_reasons(machine, plan)
+    return 0
+
+
+def print_plan(plan: Plan, cores: Sequence[Sequence[int]]) -> None:
+    """Prints a plan for people; `cores` is how many cores each rank of each service has."""
     for number, service in enumerate(plan.services):
         if number:
             print_line()
@@ -83,7 +113,9 @@ def command(
             bold(f"Service {service.name}")
             + f": {len(service.ranks)} ranks, {service.slice}, memory {service.memory}"
         )
-        rows = [_rank_row(machine, rank) for rank in service.ranks]
+        rows = [
+            _rank_row(rank, count) for rank, count in zip(service.ranks, cores[number], strict=True)
+        ]
         heads = ["RANK", "CARD", "PCI", "NODE", "CPUS", "CORES", "COMPILE", "MEMORY", "FIT", "RDMA"]
         if not any(rank.compile_cpus for rank in service.ranks):
             rows = [row[:6] + row[7:] for row in rows]
@@ -98,8 +130,6 @@ def command(
     for service in plan.services:
         for rank in service.ranks:
             print_notes(f"Notes on {service.name} rank {rank.rank}", rank.notes)
-    if verbose:
-        _print_reasons(machine, plan)
 
 
 def read_or_make_plan(
@@ -139,8 +169,7 @@ def read_or_make_plan(
     return machine, plan
 
 
-def _rank_row(machine: Machine, rank: Rank) -> list[str]:
-    cores = len(machine.cores_of(rank.cpus))
+def _rank_row(rank: Rank, cores: int) -> list[str]:
     return [
         str(rank.rank),
         ",".join(str(index) for index in rank.device_indexes),
