@@ -114,7 +114,7 @@ class _Object:
     def fail(self, problem: str) -> InputError:
         """The error that something is wrong with this object."""
         number = self.attributes.get("os_index", self.attributes.get("pci_busid", ""))
-        name = f"{self.kind} {shorten(number)}".strip()
+        name = f"{shorten(self.kind)} {shorten(number)}".strip()
         return InputError(f"{self.place}:{self.line}: {name}: {problem}", _HINT)
 
     def cpus(self, name: str = "cpuset") -> CpuSet | None:
@@ -521,6 +521,8 @@ class _Description:
         """
         for child in one.children:
             if child.kind not in _IO_TYPES:
+                if one is not owner:
+                    raise child.fail(f"lies below a {shorten(one.kind)}: expected a device there")
                 self._add_devices(child, child, None, ())
                 continue
             below_host, below_path = host, path

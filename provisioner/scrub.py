@@ -19,6 +19,7 @@ from provisioner.cgroup import (
     format_mounts,
     format_own_paths,
 )
+from provisioner.errors import ReadError, shorten
 from provisioner.pci import find_pci_address
 from provisioner.recording import Recorded
 from provisioner.root import MemoryRoot, Root
@@ -39,11 +40,8 @@ _NUMBERED = re.compile(r"(?:cpu|node|index)[0-9]{1,9}", re.ASCII)
 _TOPOLOGY = re.compile(r"sys/devices/system/cpu/cpu[0-9]+/topology", re.ASCII)
 _DEVICE_NODE = re.compile(r"nvidia[0-9]{1,9}", re.ASCII)
 
-# One number, an id as 0x10de, a list such as 0-3,8 or a mask such as ff,ffffffff.
-_WORD = re.compile(
-    r"-?[0-9]{1,12}|0x[0-9a-f]{1,8}|[0-9]+(?:[-,:/][0-9]+)+|[0-9a-f]{1,8}(?:,[0-9a-f]{1,8})*",
-    re.ASCII | re.IGNORECASE,
-)
+# Numbers, ids such as 0x10de, lists such as 0-3,8 and masks such as ff,ffffffff.
+_NUMBERS = re.compile(r"[0-9a-fx,:/\s-]*", re.ASCII | re.IGNORECASE)
 
 
 class Scrubbed(NamedTuple):
@@ -62,8 +60,7 @@ def scrub(root: Root, recorded: Recorded, name: str, cgroups: Iterable[str] = ()
         name: the tree's, for messages.
         cgroups: the paths that somebody asked for by name, which are kept.
 
-    Raises RuntimeError for a file whose text no rule covers: provision reads it and this module does
-    not know it yet.
+    Raises ReadError for a file whose text no rule covers: there may be anything in it.
     """
     hierarchies = find_hierarchies(root)
     own = [(one, find_own_path(root, one)) for one in hierarchies]
@@ -129,7 +126,7 @@ def _keep_something(
         return {}
     for path in paths:
         text = root.read(path)
-        if text is not None and all(_WORD.fullmatch(word) for word in text.split()):
+        if text is not None and _is_numbers(text):
             return {path: text.rstrip() + "\n"}
     return {}
 
@@ -173,11 +170,16 @@ def _reduce(path: str, text: str) -> str | None:
     for pattern, reduce in _RULES:
         if pattern.fullmatch(path):
             return reduce(text)
-    if all(_WORD.fullmatch(word) for word in text.split()):
+    if _is_numbers(text):
         return text.rstrip() + "\n"
-    raise RuntimeError(
-        f"{path}: provision reads this file, and provisioner.scrub has no rule for its text"
+    raise ReadError(
+        f"{path}: there may be anything in it: found '{shorten(text.strip())}', expected numbers and sets of them",
+        "Report it, if this is a machine's own file: provisioner.scrub has no rule for it",
     )
+
+
+def _is_numbers(text: str) -> bool:
+    return bool(_NUMBERS.fullmatch(text)) and not _IDENTIFIER.search(text)
 
 
 def _lines(*names: str) -> _Reduce:

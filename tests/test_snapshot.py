@@ -278,9 +278,10 @@ def test_named_cgroup_is_kept() -> None:
 
 def test_text_without_a_rule_is_refused() -> None:
     """A file that nobody has looked through for identifiers goes into no snapshot."""
-    recorded = Recorded({"sys/class/new/thing": "free text\n"}, {}, {})
-    with pytest.raises(RuntimeError, match=r"^sys/class/new/thing: .* no rule"):
-        scrub(MemoryRoot("made", {}), recorded, "x")
+    for text in ("free text\n", "0c:42:a1:b2:c3:d4\n", "1410922045817\n"):
+        recorded = Recorded({"sys/class/new/thing": text}, {}, {})
+        with pytest.raises(ReadError, match=r"^sys/class/new/thing: there may be anything in it"):
+            scrub(MemoryRoot("made", {}), recorded, "x")
 
 
 # Reading one back --------------------------------------------------------------------------------
