@@ -14,6 +14,7 @@ import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import IO, NamedTuple, Self
 
@@ -115,6 +116,8 @@ def plan_hosts(
         request: what is to be planned on each of them.
         within: the ceiling of each.
         processes: how many to use; one for each CPU that may be used if left out.
+
+    Raises ProvisionError if one of the processes is killed.
     """
     plan_one = functools.partial(plan_host, request=request, within=within)
     wanted = len(os.sched_getaffinity(0)) if processes is None else processes
@@ -128,6 +131,11 @@ def plan_hosts(
     )
     try:
         yield from pool.map(plan_one, files, chunksize=_CHUNK)
+    except BrokenProcessPool as error:
+        raise ProvisionError(
+            "a process that plans was ended by something else, before its hosts were planned",
+            "See in the kernel's log whether memory ran out",
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 

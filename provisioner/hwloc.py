@@ -25,9 +25,9 @@ from provisioner.pci import PciAddress, find_pci_address
 from provisioner.root import MemoryRoot
 from provisioner.topology import Machine, MemoryKind
 
-# A host of 4,096 CPUs is 8 MiB.
-MAX_BYTES = 64 << 20
-_MAX_OBJECTS = 1 << 18
+# A host of 4,096 CPUs is 8 MiB and 60,000 elements.
+MAX_BYTES = 32 << 20
+_MAX_ELEMENTS = 1 << 19
 _MAX_DEPTH = 256
 
 _CPU = "sys/devices/system/cpu"
@@ -209,8 +209,8 @@ class _Reader:
         self._count += 1
         if self._depth > _MAX_DEPTH:
             raise self.fail(f"elements are nested {self._depth} deep: no machine is")
-        if self._count > 4 * _MAX_OBJECTS:
-            raise self.fail("there are too many elements: no machine has as many")
+        if self._count > _MAX_ELEMENTS:
+            raise self.fail(f"there are over {_MAX_ELEMENTS} elements: no machine has as many")
         if self.version is None:
             self._start_topology(name, attributes)
         elif name == "object":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.cli import run
+from provisioner.errors import ProvisionError
 from provisioner.facts import build_tree
 from provisioner.fleet import Fleet, plan_hosts
 from provisioner.request import PlacementRequest
@@ -149,6 +151,18 @@ def test_stopping_early_ends_the_processes(hosts: Path) -> None:
     next(results)
     assert len(children()) >= 2
     results.close()  # type: ignore[attr-defined]  # a generator
+    assert children() == []
+
+
+def test_killed_process_is_told(hosts: Path) -> None:
+    """When the system kills a process, as for memory, that is said, and nothing hangs or stays."""
+    files = [str(path) for path in sorted(hosts.iterdir())] * 20
+    results = plan_hosts(files, PlacementRequest(), "root", processes=2)
+    next(results)
+    for child in children():
+        os.kill(int(child), signal.SIGKILL)
+    with pytest.raises(ProvisionError, match="a process that plans was ended by something else"):
+        list(results)
     assert children() == []
 
 

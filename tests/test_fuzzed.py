@@ -20,8 +20,8 @@ FOUND = {
     "an object whose type a terminal would act on": (
         "hwloc",
         (
-            b'<topology><object type="Machine"><object type="P\x7fU" cpuset="0x2"><object type="PU" os_index="0"/></object>'
-            b"</object></topology>"
+            b'<topology><object type="Machine"><object type="P\x7fU" cpuset="0x2">'
+            b'<object type="PU" os_index="0"/></object></object></topology>'
         ),
     ),
     "a path of facts that a terminal would act on": (

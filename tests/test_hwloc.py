@@ -317,6 +317,7 @@ HOSTILE = {
     ),
     "entity that nobody declares": (xml(end="&a;"), "there is an entity 'a': lstopo writes none"),
     "nested deep": ("<topology>" + "<object>" * 300, "elements are nested 257 deep"),
+    "too many elements": ("<topology>" + "<a/>" * (1 << 19), "there are over 524288 elements"),
     "PU twice": (
         xml().replace('type="PU" os_index="7"', 'type="PU" os_index="6"'),
         "PU 6: is there twice: expected it once",

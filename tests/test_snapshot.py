@@ -546,8 +546,8 @@ def test_verbose_names_the_file_and_the_entry(capsys: Capture, tmp_path: Path) -
     assert f"online CPUs: {file}:/sys/devices/system/cpu/online" in capsys.readouterr().out
 
 
-def test_standard_output() -> None:
-    """With -o - the snapshot goes to a pipe, and never onto a terminal."""
+def test_pipes() -> None:
+    """With -o - the snapshot goes to a pipe, which --snapshot - reads, and never onto a terminal."""
     done = subprocess.run(
         [*PROVISION, "snapshot", "--sample", "uneven-5-3", "-o", "-"],
         capture_output=True,
@@ -555,6 +555,16 @@ def test_standard_output() -> None:
     )
     assert done.stdout == take_snapshot(build_tree(read_sample("uneven-5-3"))).data
     assert done.stderr == b""
+    planned = [
+        subprocess.run(
+            [*PROVISION, "plan", *where, "--json"],
+            input=done.stdout,
+            capture_output=True,
+            check=True,
+        )
+        for where in (("--snapshot", "-"), ("--sample", "uneven-5-3"))
+    ]
+    assert planned[0].stdout == planned[1].stdout
     ours, theirs = pty.openpty()
     refused = subprocess.run(
         [*PROVISION, "snapshot", "--sample", "uneven-5-3", "-o", "-"],

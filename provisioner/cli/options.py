@@ -78,7 +78,9 @@ def machine_options(function: _F) -> _F:
             "--hwloc", metavar="FILE", help="Read what lstopo wrote as XML ('-': standard input)."
         ),
         click.option(
-            "--snapshot", metavar="FILE", help="Read a machine that provision snapshot recorded."
+            "--snapshot",
+            metavar="FILE",
+            help="Read a machine that provision snapshot recorded ('-': standard input).",
         ),
         click.option(
             "--root",
@@ -208,6 +210,10 @@ def open_root(root: Where, sample: str | None) -> Root:
 
         return build_tree(read_sample(sample))
     if isinstance(root, SnapshotFile):
+        if root.path == "-":
+            from provisioner.archive import MAX_ARCHIVE_BYTES, unpack_tree
+
+            return unpack_tree(*_read_bytes(root.path, MAX_ARCHIVE_BYTES))
         from provisioner.snapshot import read_snapshot
 
         return read_snapshot(root.path)
@@ -232,6 +238,16 @@ def read_input(path: str, limit_bytes: int = _MAX_BYTES) -> tuple[str, str]:
 
     Raises InputError if it can't be read, is no UTF-8 or is larger than the limit.
     """
+    data, place = _read_bytes(path, limit_bytes)
+    try:
+        return data.decode("utf-8"), place
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{place}: is no UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}"
+        ) from error
+
+
+def _read_bytes(path: str, limit_bytes: int) -> tuple[bytes, str]:
     place = "<stdin>" if path == "-" else path
     try:
         if path == "-":
@@ -245,12 +261,7 @@ def read_input(path: str, limit_bytes: int = _MAX_BYTES) -> tuple[str, str]:
         raise InputError(f"{place}: can't be read: {error.strerror}") from error
     if len(data) > limit_bytes:
         raise InputError(f"{place}: is over {limit_bytes} bytes: no file that is read here is")
-    try:
-        return data.decode("utf-8"), place
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{place}: is no UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}"
-        ) from error
+    return data, place
 
 
 def make_request(options: Mapping[str, Any]) -> PlacementRequest:
