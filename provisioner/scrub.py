@@ -48,7 +48,7 @@ class Scrubbed(NamedTuple):
     """A tree that says nothing of whose machine it is."""
 
     tree: MemoryRoot
-    renamed: Mapping[str, str]  # names that held an identifier -> what stands for them
+    renamed: Mapping[str, str]  # devices' names that held an identifier -> what stands for them
 
 
 def scrub(root: Root, recorded: Recorded, name: str, cgroups: Iterable[str] = ()) -> Scrubbed:
@@ -65,22 +65,11 @@ def scrub(root: Root, recorded: Recorded, name: str, cgroups: Iterable[str] = ()
     hierarchies = find_hierarchies(root)
     own = [(one, find_own_path(root, one)) for one in hierarchies]
     moves = _move_cgroups(own, cgroups)
-    host = (root.read("proc/sys/kernel/hostname") or "").strip().lower()
     paths = [*recorded.files, *recorded.links, *recorded.links.values(), *recorded.folders]
-    parts = {
-        part
-        for path in paths
-        for at, part in enumerate(path.split("/"))
-        if _is_telling(part, path.split("/")[at - 1] if at else "", host)
-    }
-    renamed = {part: f"renamed{number}" for number, part in enumerate(sorted(parts))}
+    renames, devices = _find_renames([_move(path, moves) for path in paths], _host_name(root))
 
     def rename(path: str) -> str:
-        for old, new in moves:
-            if path == old or path.startswith(f"{old}/"):
-                path = new + path[len(old) :]
-                break
-        return "/".join(renamed.get(part, part) for part in path.split("/"))
+        return "/".join(renames.get(part, part) for part in _move(path, moves).split("/"))
 
     files: dict[str, str] = {}
     for path, text in recorded.files.items():
@@ -114,7 +103,7 @@ def scrub(root: Root, recorded: Recorded, name: str, cgroups: Iterable[str] = ()
         if _TOPOLOGY.fullmatch(path):
             files |= _keep_something(root, path, recorded.folders[path], files)
     folders -= files.keys() | links.keys()
-    return Scrubbed(MemoryRoot(name, files, links, folders), renamed)
+    return Scrubbed(MemoryRoot(name, files, links, folders), devices)
 
 
 def _keep_something(
@@ -131,10 +120,37 @@ def _keep_something(
     return {}
 
 
-def _is_telling(part: str, above: str, host: str) -> bool:
-    if _IDENTIFIER.search(part):
-        return True
-    return bool(host) and above in _NAMED_BY_PEOPLE and host in part.lower()
+def holds_identifier(name: str) -> bool:
+    """Whether a name has a UUID, a MAC address, or a run of digits as long as one in it."""
+    return _IDENTIFIER.search(name) is not None
+
+
+def _find_renames(paths: Iterable[str], host: str) -> tuple[dict[str, str], dict[str, str]]:
+    """(names to replace -> what by, those of devices among them)."""
+    found: dict[str, bool] = {}
+    for path in paths:
+        above = ""
+        for part in path.split("/"):
+            is_device = above in _NAMED_BY_PEOPLE
+            if holds_identifier(part) or (is_device and host and host in part.lower()):
+                found[part] = found.get(part, False) or is_device
+            above = part
+    renames = {part: f"renamed{number}" for number, part in enumerate(sorted(found))}
+    return renames, {part: new for part, new in renames.items() if found[part]}
+
+
+def _host_name(root: Root) -> str:
+    """The host's name without its domain, if it is long enough to tell anything."""
+    text = root.read("proc/sys/kernel/hostname") or ""
+    name = text.strip().lower().partition(".")[0]
+    return name if len(name) > 2 else ""
+
+
+def _move(path: str, moves: Iterable[tuple[str, str]]) -> str:
+    for old, new in moves:
+        if path == old or path.startswith(f"{old}/"):
+            return new + path[len(old) :]
+    return path
 
 
 def _move_cgroups(

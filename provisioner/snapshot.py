@@ -14,11 +14,11 @@ from typing import NamedTuple
 from provisioner.archive import MAX_ARCHIVE_BYTES, pack_tree, unpack_tree
 from provisioner.cgroup import WITHIN_ROOT, WITHIN_SELF
 from provisioner.discovery import discover
-from provisioner.errors import ReadError, WriteError
+from provisioner.errors import InputError, ReadError, WriteError
 from provisioner.fingerprint import machine_fingerprint
 from provisioner.recording import RecordingRoot
 from provisioner.root import MemoryRoot, Root
-from provisioner.scrub import scrub
+from provisioner.scrub import holds_identifier, scrub
 
 
 class Snapshot(NamedTuple):
@@ -26,7 +26,7 @@ class Snapshot(NamedTuple):
 
     data: bytes  # the archive
     tree: MemoryRoot  # what is in it
-    fingerprint: str  # of the machine
+    fingerprint: str  # of what is in it, which is the machine's unless an RDMA device was renamed
     renamed: Mapping[str, str]  # names of devices that held an identifier -> what stands for them
 
 
@@ -37,19 +37,24 @@ def take_snapshot(root: Root, within: str = WITHIN_ROOT) -> Snapshot:
         root: the machine.
         within: a cgroup to plan for; root and self are always in it.
 
-    Raises what `discover` raises: a machine that can't be read has no snapshot.
+    Raises InputError for a cgroup whose name is an identifier, and what `discover` raises: a machine
+    that can't be read has no snapshot.
     """
+    if holds_identifier(within):
+        raise InputError(
+            f"--within '{within}' holds an identifier, which no snapshot does",
+            "Run it in that cgroup, and read the snapshot with --within self",
+        )
     recorder = RecordingRoot(root)
     asked = dict.fromkeys((WITHIN_ROOT, WITHIN_SELF, within))
     found = [machine_fingerprint(discover(recorder, one)) for one in asked]
     tree, renamed = scrub(
         root, recorder.recorded(), "snapshot", asked.keys() - {WITHIN_ROOT, WITHIN_SELF}
     )
-    if not renamed:
-        read_back = [machine_fingerprint(discover(tree, one)) for one in asked]
-        if found != read_back:
-            raise RuntimeError("the snapshot would give another fingerprint than its machine")
-    return Snapshot(pack_tree(tree), tree, found[0], renamed)
+    kept = [machine_fingerprint(discover(tree, one)) for one in asked]
+    if kept != found and not renamed:
+        raise RuntimeError("the snapshot would give another fingerprint than its machine")
+    return Snapshot(pack_tree(tree), tree, kept[0], renamed)
 
 
 def read_snapshot(path: str | os.PathLike[str]) -> MemoryRoot:

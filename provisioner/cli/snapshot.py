@@ -41,8 +41,8 @@ def command(root: Where, sample: str | None, within: str, output: str) -> None:
     snapshot = take_snapshot(open_root(root, sample), within)
     for old, new in snapshot.renamed.items():
         click.echo(
-            f"Note: '{printable(old)}' holds an identifier and is called '{new}' in the snapshot, "
-            "so that the fingerprint is another one",
+            f"Note: device '{printable(old)}' holds an identifier in its name and is called '{new}' in "
+            "the snapshot; a plan that names it differs in that, and in its fingerprint",
             err=True,
         )
     if output == "-":
