@@ -161,7 +161,7 @@ def fuzz_tree(data: bytes) -> None:
             files.pop(_PATHS[at % len(_PATHS)], None)
         elif at < 0xF000:
             links[_LINKS[at % len(_LINKS)]] = text
-        else:
+        elif text.isprintable():
             files["/".join(part for part in text.split("/") if part not in ("", ".", ".."))] = "1\n"
     files.pop("", None)
     root = MemoryRoot("x", files, links)

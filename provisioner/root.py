@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
-from provisioner.errors import InputError, ParseError, ReadError
+from provisioner.errors import InputError, ParseError, ReadError, shorten
 
 _T = TypeVar("_T")
 
@@ -272,7 +272,7 @@ def _real_path(fd: int, full: str) -> str:
 
 def _leads_out(path: str, target: str) -> ReadError:
     return ReadError(
-        f"{path}: leads out of the root, to '{target}'",
+        f"{path}: leads out of the root, to '{shorten(target)}'",
         "Record the tree again with its links kept as they are below /sys",
     )
 

@@ -17,6 +17,7 @@ FOUND = {
             b"</object></topology>"
         ),
     ),
+    "a link to where a terminal would act": ("tree", b"\xe8\xff\xff/\xff,\0\0\0\0\0\0\x01\xff"),
     "an object whose type a terminal would act on": (
         "hwloc",
         (
