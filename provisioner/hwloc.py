@@ -489,8 +489,8 @@ class _Description:
         if version == 1:
             # They are numbered by depth in the tree, and only the nodes are as many as they are.
             return list(nodes) if attributes.get("nbobjs") == str(len(nodes)) else None
-        kind = attributes.get("kind", "")
-        if attributes.get("type") != "NUMANode" or not kind.isdigit() or not int(kind) & _LATENCY:
+        kind = re.fullmatch(r"[0-9]{1,9}", attributes.get("kind", ""), re.ASCII)
+        if attributes.get("type") != "NUMANode" or kind is None or not int(kind[0]) & _LATENCY:
             return None
         if attributes.get("indexing") == "gp":
             by_index = {node.attributes.get("gp_index"): number for number, node in nodes.items()}

@@ -278,6 +278,8 @@ MATRIX = (
             [{0: 10, 1: 21}, {0: 31, 1: 11}],
         ),
         (MATRIX.format(kind=9, indexes="0 1", values="1 2 3 4"), [None, None]),
+        (MATRIX.format(kind="²", indexes="0 1", values="1 2 3 4"), [None, None]),
+        (MATRIX.format(kind="4" * 5000, indexes="0 1", values="1 2 3 4"), [None, None]),
         (MATRIX.format(kind=5, indexes="0", values="10"), [None, None]),
         ("", [None, None]),
     ],
