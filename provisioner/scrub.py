@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from provisioner.cgroup import (
@@ -62,9 +62,7 @@ def scrub(root: Root, recorded: Recorded, name: str, cgroups: Iterable[str] = ()
 
     Raises ReadError for a file whose text no rule covers: there may be anything in it.
     """
-    hierarchies = find_hierarchies(root)
-    own = [(one, find_own_path(root, one)) for one in hierarchies]
-    moves = _move_cgroups(own, cgroups)
+    moves, own = _place_cgroups(root, recorded.files, cgroups)
     paths = [*recorded.files, *recorded.links, *recorded.links.values(), *recorded.folders]
     renames, devices = _find_renames([_move(path, moves) for path in paths], _host_name(root))
 
@@ -76,14 +74,10 @@ def scrub(root: Root, recorded: Recorded, name: str, cgroups: Iterable[str] = ()
         reduced = _reduce(path, text)
         if reduced is not None:
             files[rename(path)] = reduced
-    has_mounts = any(path in recorded.files for path in ("proc/self/mounts", "proc/mounts"))
-    if has_mounts:
-        moved = [one._replace(mount=rename(one.mount)) for one in hierarchies]
-        files["proc/self/mounts"] = format_mounts(moved)
+    if "proc/self/mounts" in recorded.files or "proc/mounts" in recorded.files:
+        files["proc/self/mounts"] = format_mounts([hierarchy for hierarchy, _ in own])
     if "proc/self/cgroup" in recorded.files or "proc/self/cpuset" in recorded.files:
-        files["proc/self/cgroup"] = format_own_paths(
-            [(one, rename(one.mount + path)[len(rename(one.mount)) :] or "/") for one, path in own]
-        )
+        files["proc/self/cgroup"] = format_own_paths(own)
     links = {
         rename(path): posixpath.relpath("/" + rename(target), posixpath.dirname("/" + rename(path)))
         for path, target in recorded.links.items()
@@ -153,23 +147,35 @@ def _move(path: str, moves: Iterable[tuple[str, str]]) -> str:
     return path
 
 
-def _move_cgroups(
-    own: Sequence[tuple[Hierarchy, str]], cgroups: Iterable[str]
-) -> list[tuple[str, str]]:
-    """(path, path to have instead) of mounts in odd places and of the own cgroup, the longest first."""
-    asked = {posixpath.normpath("/" + path.strip("/")) for path in cgroups}
-    kept = {up for path in asked for up in _ancestors(path)}
+def _place_cgroups(
+    root: Root, files: Mapping[str, str], cgroups: Iterable[str]
+) -> tuple[list[tuple[str, str]], list[tuple[Hierarchy, str]]]:
+    """(path, path to have instead) of mounts in odd places and of the own cgroup; where both are then.
+
+    Of the own cgroup only that is kept whose cpuset holds, so that all who share one give the same
+    snapshot. It has no name of its own, unless it was asked for by name.
+    """
+    kept = {up for path in cgroups for up in _ancestors(posixpath.normpath("/" + path.strip("/")))}
+    hierarchies = find_hierarchies(root)
+    # A process has one cgroup in all hierarchies of a version, which may be mounted twice.
+    holding: dict[int, str] = {}
+    for one in hierarchies:
+        for up in reversed(_ancestors(find_own_path(root, one))):
+            if any(f"{one.mount}{up}/{name}" in files for name in one.cpus):
+                holding.setdefault(one.version, up)
+                break
     moves: dict[str, str] = {}
-    for number, (hierarchy, path) in enumerate(own):
-        mount = hierarchy.mount
-        new_mount = mount
+    own: list[tuple[Hierarchy, str]] = []
+    for number, one in enumerate(hierarchies):
+        mount = one.mount
         if not re.fullmatch(r"(sys/fs/cgroup|dev/cpuset)(/[a-z,_=]+)?", mount, re.ASCII):
-            new_mount = moves[mount] = f"mnt/cgroup{number}"
-        new = ""
-        for up in _ancestors(path):
-            new += f"/{posixpath.basename(up) if up in kept else 'own'}"
-            moves[mount + up] = new_mount + new
-    return sorted(moves.items(), key=lambda move: (-len(move[0]), move[0]))
+            mount = moves[one.mount] = f"mnt/cgroup{number}"
+        path = holding.get(one.version, "/")
+        if path != "/" and path not in kept:
+            moves[one.mount + path] = f"{mount}/own"
+            path = "/own"
+        own.append((one._replace(mount=mount), path))
+    return sorted(moves.items(), key=lambda move: (-len(move[0]), move[0])), own
 
 
 def _ancestors(path: str) -> list[str]:

@@ -261,6 +261,28 @@ def test_volatile_numbers_are_left_out() -> None:
     assert take_snapshot(MemoryRoot("later", later, tree.links)).data == take_snapshot(tree).data
 
 
+def test_who_takes_it_makes_no_difference() -> None:
+    """Processes under the same cpuset take the same snapshot, whatever their cgroups are called."""
+    facts = read_sample("uneven-5-3")
+    cgroups = (
+        CgroupFacts(path="/", cpus=CpuSet(range(100))),
+        CgroupFacts(path="/system.slice/cpus", cpus=CpuSet(range(8))),
+    )
+    limited, free = (
+        [
+            take_snapshot(build_tree(replace(facts, cgroups=cgroups, own_cgroup=own))).data
+            for own in group
+        ]
+        for group in (
+            ("/system.slice/cpus", "/system.slice/cpus/a.service", "/system.slice/cpus/b/c"),
+            ("/", "/user.slice/user-7.slice/session-3.scope", "/system.slice"),
+        )
+    )
+    assert len(set(limited)) == len(set(free)) == 1
+    assert str(discover(unpack_tree(limited[0], "x"), "self").ceiling.cpus) == "0-7"
+    assert str(discover(unpack_tree(free[0], "x"), "self").ceiling.cpus) == "0-99"
+
+
 def test_named_cgroup_is_kept() -> None:
     """--within takes a cgroup into the snapshot by its name; the own one has another."""
     facts = read_sample("uneven-5-3")
