@@ -196,3 +196,15 @@ def test_recorded_machines_contradict_nothing(name: str) -> None:
         note for note in notes if "believed" in note.message or "there are none" in note.message
     ]
     assert told == []
+
+
+def test_silence_is_no_contradiction() -> None:
+    """A CPU without files of its own, as in what an older version recorded, is where others say it is."""
+    tree = build_tree(FACTS)
+    files = {
+        path: text
+        for path, text in tree.files.items()
+        if not path.startswith((f"{CPU}/cpu95/topology/", f"{CPU}/cpu95/cache/"))
+    }
+    assert len(files) < len(tree.files)
+    assert discover(MemoryRoot("made", files, tree.links)).cpus == discover(tree).cpus

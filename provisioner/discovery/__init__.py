@@ -75,12 +75,14 @@ def _check_cores(root: Root, rows: Sequence[Cpu], node_of: Mapping[int, int]) ->
     for row in rows:
         first = by_id[row.core]
         for what, own, other in (
-            ("on NUMA node", node_of.get(row.id), node_of.get(row.core)),
             ("in package", row.package, first.package),
             ("in die", row.die, first.die),
             ("below the last-level cache of CPU", row.llc, first.llc),
+            ("on NUMA node", node_of.get(row.id), node_of.get(row.core)),
         ):
-            if own != other:
+            # Only of nodes is it known that every CPU is on one.
+            is_known = None not in (own, other) or what == "on NUMA node"
+            if own != other and is_known:
                 raise TopologyError(
                     f"{describe_cpu(root, row.id)}: CPU {row.id} is {what} {own} and its SMT sibling "
                     f"{row.core} {what} {other}: expected one for a core",

@@ -199,13 +199,13 @@ def _numbered(
     group_of = _group(root, online, file, read_members)
     numbers = {first: read_id(root, first) for first in sorted(set(group_of.values()))}
     numbers |= {cpu: read_id(root, cpu) for cpu in online if cpu not in group_of}
-    # The last CPU of a group is asked too; CPUs without a group are their own.
-    for cpu in {first: cpu for cpu, first in group_of.items()}.values():
-        number = read_id(root, cpu)
-        if number != numbers[group_of[cpu]]:
+    # The last CPU of a group is asked too; one that says nothing contradicts nothing.
+    for first, last in {first: cpu for cpu, first in sorted(group_of.items())}.items():
+        number = read_id(root, last)
+        if number is not None and number != numbers[first]:
             raise TopologyError(
-                f"{describe_cpu(root, cpu)}: the number of its group in {file} is {number}, and that of CPU "
-                f"{group_of[cpu]} in the same group is {numbers[group_of[cpu]]}: expected one number"
+                f"{describe_cpu(root, last)}: the number of its group in {file} is {number}, and that of CPU "
+                f"{first} in the same group is {numbers[first]}: expected one number"
             )
     found = {cpu: numbers[group_of.get(cpu, cpu)] for cpu in online}
     return {cpu: number for cpu, number in found.items() if number is not None}
