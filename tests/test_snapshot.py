@@ -386,8 +386,14 @@ HOSTILE: Mapping[str, tuple[bytes, str]] = {
         tar_of(("provision-snapshot", b"0", f"{SCHEMA}\n"), ("provision-snapshot", b"0", "")),
         "is there twice",
     ),
-    "file below a file": (tar_of(("a", b"0", "x"), ("a/b", b"0", "y")), "'a/b' lies below 'a'"),
-    "file below a link": (tar_of(("a", b"2", "b"), ("a/c", b"0", "y")), "'a/c' lies below 'a'"),
+    "file below a file": (
+        tar_of(("a", b"0", "x"), ("a/b", b"0", "y")),
+        "entries below 'a', which is no folder",
+    ),
+    "file below a link": (
+        tar_of(("a", b"2", "b"), ("a/c", b"0", "y")),
+        "entries below 'a', which is no folder",
+    ),
     "folder with data": (
         edited(b"00000000000\0", b"00000001000\0", (("a", b"5", ""),)),
         "has data",
