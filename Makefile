@@ -10,6 +10,7 @@ SHELL := /bin/sh
 VENV ?= .venv
 PYTHON ?=
 PYTEST_ARGS ?=
+FUZZ_SECONDS ?= 600
 SAMPLE := two-socket-8gpu
 UNITS := build/units
 
@@ -29,14 +30,15 @@ fi
 endef
 
 .NOTPARALLEL:
-.PHONY: help render test test-vm bench wheel clean
+.PHONY: help render test test-vm bench fuzz wheel clean
 
 help:
 	@cat <<-END
 		make render    this host's units into $(UNITS), or a sample's where it has no accelerator
 		make test      all tests and linters
 		make test-vm   the tests on booted machines (QEMU; as root on Debian it installs what they need)
-		make bench     how fast render, topology and planning are
+		make bench     how fast render, topology and planning are, many hosts included
+		make fuzz      every reader against made-up input, $(FUZZ_SECONDS) seconds in all
 		make wheel     the wheel into dist
 		make clean     remove what was made, $(VENV) included
 	END
@@ -65,6 +67,15 @@ bench: $(VENV)/.installed-dev
 	@$(bin)/python -m bench.render
 	$(bin)/python -m bench.topology
 	$(bin)/python -m bench.planning
+	$(bin)/python -m bench.fleet
+
+# Goes on from what earlier runs kept in build/fuzz; what fails is written there too, and ends it.
+fuzz: $(VENV)/.installed-fuzz
+	@targets='archive tar hwloc tree plan_file config facts texts'
+	for target in $$targets; do
+		echo "fuzzing $$target"
+		$(bin)/python -m fuzz.run $$target $$(( $(FUZZ_SECONDS) / 8 ))
+	done
 
 wheel: $(VENV)/.installed-dev
 	$(bin)/python -m build --wheel --no-isolation
@@ -107,3 +118,12 @@ $(VENV)/.installed-dev: $(VENV)/.made pyproject.toml provisioner/__init__.py
 	$(bin)/python -m pip install --quiet --editable '.[dev]'
 	$(bin)/python -m compileall -q provisioner
 	touch $@ $(VENV)/.installed
+
+# Atheris has wheels for some versions of Python alone, and takes a compiler of its own elsewhere.
+$(VENV)/.installed-fuzz: $(VENV)/.installed-dev
+	@if ! $(bin)/python -m pip install --quiet --only-binary atheris --editable '.[dev,fuzz]'; then
+		echo "Error: atheris has no wheel for this Python: $$($(bin)/python --version)" >&2
+		echo "(Fuzz with another: make fuzz PYTHON=python3.11 VENV=.venv-fuzz)" >&2
+		exit 1
+	fi
+	touch $@

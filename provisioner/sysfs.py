@@ -353,7 +353,7 @@ def has_unified_bus(root: Root) -> bool:
 
 def list_nvidia_driver(root: Root) -> list[PciAddress]:
     """The cards that NVIDIA's driver holds, in PCI order; empty if it is not loaded."""
-    found = (find_pci_address(name) for name in root.list(_NVIDIA))
+    found = {find_pci_address(name) for name in root.list(_NVIDIA)}
     return sorted(address for address in found if address is not None)
 
 

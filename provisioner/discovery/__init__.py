@@ -89,11 +89,20 @@ def _find_strange_nodes(root: Root, bus: PciBus, nodes: NodeTable, oddities: lis
 
 
 def _check_cores(root: Root, rows: Sequence[Cpu], node_of: Mapping[int, int]) -> None:
-    """Raises TopologyError for a core whose SMT siblings are on different NUMA nodes."""
+    """Raises TopologyError for a core whose SMT siblings are not together in all else."""
+    by_id = {row.id: row for row in rows}
     for row in rows:
-        own, first = node_of.get(row.id), node_of.get(row.core)
-        if own != first:
-            raise TopologyError(
-                f"{describe_cpu(root, row.id)}: CPU {row.id} is on NUMA node {own} and its SMT sibling "
-                f"{row.core} on {first}: expected one node for a core",
-            )
+        first = by_id[row.core]
+        for what, own, other in (
+            ("in package", row.package, first.package),
+            ("in die", row.die, first.die),
+            ("below the last-level cache of CPU", row.llc, first.llc),
+            ("on NUMA node", node_of.get(row.id), node_of.get(row.core)),
+        ):
+            # Only of nodes is it known that every CPU is on one.
+            is_known = None not in (own, other) or what == "on NUMA node"
+            if own != other and is_known:
+                raise TopologyError(
+                    f"{describe_cpu(root, row.id)}: CPU {row.id} is {what} {own} and its SMT sibling "
+                    f"{row.core} {what} {other}: expected one for a core",
+                )
