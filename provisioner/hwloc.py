@@ -43,7 +43,9 @@ _INSTRUCTION = "2"  # cache_type; 0 is unified and 1 data
 _HOST_BRIDGE = re.compile(r"([0-9a-f]{4,8}):\[([0-9a-f]{2})-[0-9a-f]{2}\]", re.ASCII)
 _PCI_TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\].*", re.ASCII)
 _DEVICE_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.:@-]{0,63}", re.ASCII)
+_UNREAD = "0000"  # what hwloc writes for a vendor's or a device's id that it could not read
 _OSDEV_FOLDERS = {"2": "net", "3": "infiniband"}
+_PORT = re.compile(r"Port([0-9]{1,9})State", re.ASCII)
 _LATENCY = 4  # a bit of a matrix's kind: HWLOC_DISTANCES_KIND_MEANS_LATENCY
 # Version 2 names what a node's memory is; what is left out here says nothing that counts.
 _KINDS: Mapping[str, MemoryKind] = {
@@ -70,7 +72,7 @@ def read_hwloc(text: str, place: str, within: str = WITHIN_ROOT) -> Machine:
     """
     topology = _parse(text, place)
     described = _Description(topology, place)
-    tree = MemoryRoot(place, described.files, described.links)
+    tree = MemoryRoot(place, described.files, described.links, described.folders)
     machine = discover(tree, within)
     ceiling = machine.ceiling
     if ceiling.cpus is not None:
@@ -290,6 +292,7 @@ class _Description:
     def __init__(self, topology: _Topology, place: str) -> None:
         self.files: dict[str, str] = {}
         self.links: dict[str, str] = {}
+        self.folders: set[str] = set()
         self.kinds: dict[int, MemoryKind] = {}  # node -> what its memory is
         self.card_memory: dict[PciAddress, NodeSet] = {}
         self.models: dict[PciAddress, str] = {}
@@ -553,8 +556,9 @@ class _Description:
         if kind is not None:
             # hwloc keeps the class and the subclass, not the programming interface.
             self.files[f"{folder}/class"] = f"0x{kind[1]}00\n"
-            self.files[f"{folder}/vendor"] = f"0x{kind[2]}\n"
-            self.files[f"{folder}/device"] = f"0x{kind[3]}\n"
+            for leaf, number in (("vendor", kind[2]), ("device", kind[3])):
+                if number != _UNREAD:
+                    self.files[f"{folder}/{leaf}"] = f"0x{number}\n"
         node = None
         cpus = self._below[id(owner)] & self._online
         if cpus != self._online:
@@ -581,6 +585,8 @@ class _Description:
         if link in self.links:
             raise one.fail(f"'{name}' is there twice: expected it once")
         self.links[link] = f"../../../../{_folder(host, path)}"
+        ports = (_PORT.fullmatch(info) for info in one.infos) if kind == "infiniband" else ()
+        self.folders |= {f"sys/class/{kind}/{name}/ports/{port[1]}" for port in ports if port}
 
     # The ceiling
 

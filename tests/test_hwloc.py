@@ -45,10 +45,10 @@ DIFFERENCES = {
 }
 LLC_DIFFERS = {"8ia64-2n2s2c", "8ia64-2s2c2t"}
 GPU_MEMORY_MISSING = {"gb200-34nodes", "gh200-1x-9nodes", "grace-4gpu"}
-KIND_DIFFERS = {*GPU_MEMORY_MISSING, "fakeheteromemtiers"}
+KIND_DIFFERS = {*GPU_MEMORY_MISSING, "fakeheteromemtiers", "max-6gpu"}
 # A made tree holds no PCI configuration space, without which hwloc knows of no bridge, and so of no
 # switch that a card and a NIC share.
-NICS_DIFFER = {"two-socket-8gpu"}
+NICS_DIFFER = {"two-socket-8gpu", "uneven-5-3"}
 # One capture lacks nodeN/meminfo, and a machine of one node has the memory that /proc/meminfo says.
 MEMORY_DIFFERS = {*GPU_MEMORY_MISSING, "linux-amd64-61797caf7c0b6bca1725ad7975ed4773"}
 
@@ -96,8 +96,8 @@ def differences(ours: Machine, theirs: Machine) -> Iterator[str]:
             yield name
     if [card.name for card in ours.accelerators] != [card.name for card in theirs.accelerators]:
         yield "cards"
-    if [nic.address for nic in ours.nics if nic.rdma_names and not nic.is_virtual] != [
-        nic.address for nic in theirs.nics if nic.rdma_names and not nic.is_virtual
+    if [(nic.address, nic.ports) for nic in ours.nics if nic.rdma_names and not nic.is_virtual] != [
+        (nic.address, nic.ports) for nic in theirs.nics if nic.rdma_names and not nic.is_virtual
     ]:
         yield "rdma"
 
@@ -213,6 +213,44 @@ def test_cards_and_what_is_not_said() -> None:
         machine
     )
     assert machine.sources == (("all of it", "host.xml, hwloc's XML of version 2"),)
+
+
+def test_ids_that_hwloc_could_not_read() -> None:
+    """An id of 0000 is none: a card of AMD's is one by its class, and nobody's device is nobody's card."""
+    bridge = '<object type="Bridge" bridge_type="0-1" bridge_pci="0000:[10-1f]">{}</object>'
+    for ids, vendor, found in (("1002:0000", 0x1002, ["amd"]), ("0000:0000", None, [])):
+        text = xml(first=bridge.format(CARD.format(17, "").replace("10de:2330", ids)))
+        machine = read_hwloc(text, "x")
+        assert [card.vendor for card in machine.accelerators] == found
+        assert [(function.vendor, function.device) for function in machine.pci.values()] == [
+            (vendor, None)
+        ] * len(found)
+        assert ("do not say their vendor" in notes_of(machine)) == (not found)
+
+
+def test_driver_that_is_not_told() -> None:
+    """The XML of a host whose driver is loaded does not say so, and neither does the note."""
+    bridge = '<object type="Bridge" bridge_type="0-1" bridge_pci="0000:[10-1f]">{}</object>'
+    text = xml(first=bridge.format(CARD.format(17, "").replace("10de:2330", "1da3:1020")))
+    assert "Gaudi's driver (habanalabs) does not say which cards it holds" in notes_of(
+        read_hwloc(text.replace('pci_type="0302', 'pci_type="1200'), "x")
+    )
+
+
+def test_ports_of_rdma_devices() -> None:
+    """The ports that the XML tells the states of are the device's; without one they are unknown."""
+    infos = '<info name="NodeGUID" value="x"/>' + "".join(
+        f'<info name="Port{port}State" value="4"/><info name="Port{port}LID" value="0x1"/>'
+        for port in (1, 2)
+    )
+    card = '<object type="PCIDev" pci_busid="0000:{:02x}:00.0" pci_type="0207 [15b3:1021] [0:0] 0">{}</object>'
+    text = xml(
+        first='<object type="Bridge" bridge_type="0-1" bridge_pci="0000:[10-1f]">'
+        + card.format(17, f'<object type="OSDev" name="mlx5_0" osdev_type="3">{infos}</object>')
+        + card.format(18, '<object type="OSDev" name="mlx5_1" osdev_type="3"/>')
+        + "</object>"
+    )
+    assert [nic.ports for nic in read_hwloc(text, "x").nics] == [((1, 2),), ((),)]
 
 
 def test_ceiling_of_the_process_that_wrote_it() -> None:
