@@ -321,11 +321,6 @@ def read_pci_path(root: Root, address: PciAddress) -> PciPath:
     return PciPath(None, ())
 
 
-def describe_pci(root: Root, address: PciAddress, leaf: str) -> str:
-    """The path of a function's file, for messages."""
-    return root.describe(f"{_PCI}/{address}/{leaf}")
-
-
 def list_class_devices(root: Root, kind: str) -> list[tuple[str, PciAddress]]:
     """(name, PCI address) of each device of /sys/class/KIND that is on the PCI bus."""
     found: list[tuple[str, PciAddress]] = []
