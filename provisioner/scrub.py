@@ -32,6 +32,9 @@ _IDENTIFIER = re.compile(
     r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}|[0-9a-f]{12}",
     re.IGNORECASE,
 )
+# An NPU's device on the unified bus, which is known by its name: the letters before its numbers would
+# make them such a run.
+_NPU = re.compile(r"udma[cC][0-9]{1,4}d[0-9]{1,4}e[0-9]{1,4}", re.ASCII)
 # Devices that an administrator may name.
 _NAMED_BY_PEOPLE = ("net", "infiniband")
 # The folders of a listing that say something by being there.
@@ -132,7 +135,8 @@ def _find_renames(paths: Iterable[str], host: str) -> tuple[dict[str, str], dict
         above = ""
         for part in path.split("/"):
             is_device = above in _NAMED_BY_PEOPLE
-            if holds_identifier(part) or (is_device and host and host in part.lower()):
+            is_named_so = holds_identifier(part) and not _NPU.fullmatch(part)
+            if is_named_so or (is_device and host and host in part.lower()):
                 found[part] = found.get(part, False) or is_device
             above = part
     renames = {part: f"renamed{number}" for number, part in enumerate(sorted(found))}

@@ -18,12 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from provisioner.archive import MAX_ENTRIES, SCHEMA, pack_tree, unpack_tree
 from provisioner.cli import run
 from provisioner.discovery import discover
 from provisioner.errors import InputError, ProblemsError, ReadError, WriteError
-from provisioner.facts import CgroupFacts, build_tree
+from provisioner.facts import CgroupFacts, HostFacts, UbFacts, build_tree
 from provisioner.fingerprint import machine_fingerprint
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.planfile import format_plan
@@ -38,7 +39,7 @@ from provisioner.topology import Machine
 from provisioner.topology_report import topology_to_json
 from tests.machines import machine_names, read_machine, require_machines, unpack_machine
 from tests.test_agreement import REFUSED
-from tests.trees import write_tree
+from tests.trees import CARD_IDS, host_facts, write_tree
 
 NAMES = [name for name in machine_names() if name not in REFUSED] or ["none"]
 SAMPLES = [sample.name for sample in list_samples()]
@@ -200,6 +201,127 @@ def test_nothing_tells_whose_machine_it_is() -> None:
     text = unpacked_text(check_equals_machine(tree))
     assert dict(take_snapshot(tree).renamed) == {}
     assert [secret for secret in SECRETS if secret in text] == []
+
+
+VENDORS_SECRETS = (
+    "4815162342108151623",
+    "692231000042",
+    "b83fd2aa0f11",
+    "4a1b0e1c-0000",
+    "kube01-rack",
+    "PCB0815",
+)
+
+
+def poisoned_vendors() -> MemoryRoot:
+    """A machine with a card of every other vendor, and identifiers where their drivers have them."""
+    facts = read_sample("uneven-5-3")
+    cards = tuple(
+        replace(
+            card,
+            vendor=CARD_IDS[vendor][0],
+            device=CARD_IDS[vendor][1],
+            pci_class=CARD_IDS[vendor][2],
+            module=6 if vendor == "habana" else None,
+            partitions=2 if vendor == "amd" else 1,
+            model="Made" if vendor == "amd" else "",
+        )
+        for card, vendor in zip(
+            facts.cards,
+            ("amd", "amd", "hygon", "intel", "habana", "habana", "ascend"),
+            strict=False,
+        )
+    )
+    made = build_tree(replace(facts, cards=cards, ub_devices=()))
+    files, links = dict(made.files), dict(made.links)
+    for path in made.files:
+        folder = posixpath.dirname(path)
+        if path.endswith("/properties"):
+            files[path] += "unique_id 4815162342108151623\nname kube01-rack\n"
+            files |= {f"{folder}/gpu_id": "692231000042\n", f"{folder}/name": "kube01-rack\n"}
+        elif path.endswith("/product_name"):
+            files |= {
+                f"{folder}/{leaf}": "PCB0815-692231000042\n"
+                for leaf in ("serial_number", "fru_id", "product_number")
+            }
+        elif path.endswith("/pci_addr"):
+            files |= {
+                f"{folder}/{leaf}": "4a1b0e1c-0000-4000-8000-b83fd2aa0f11\n"
+                for leaf in ("uuid", "infineon_ver")
+            }
+    second = next(path for path in sorted(files, reverse=True) if path.endswith("/product_name"))
+    files[second] = "Made b83fd2aa0f11\n"
+    # A driver of before Linux 6.2, whose device lies beside the bus and says its function itself.
+    gaudi = next(path for path in files if path.endswith("/pci_addr"))
+    files |= {
+        "sys/class/habanalabs/hl7/device/pci_addr": files[gaudi],
+        "sys/class/habanalabs/hl7/device/module_id": "3\n",
+        "sys/class/ubcore/bond_b83fd2aa0f11/device/ub_totalues": "1\n",
+        "sys/class/ubcore/bond_b83fd2aa0f11/eid": "4a1b0e1c-0000\n",
+        "dev/davinci_manager-kube01-rack": "",
+    }
+    del files[gaudi]
+    del links[next(path for path in links if path.startswith("sys/class/accel/"))]
+    return MemoryRoot("poisoned", files, links)
+
+
+def test_nothing_of_vendors_tells_whose_machine_it_is() -> None:
+    """No serial number, unique id, UUID or name of a vendor's driver is in a snapshot; the cards are."""
+    tree = poisoned_vendors()
+    everything = "".join([*tree.files, *tree.files.values()])
+    assert [secret for secret in VENDORS_SECRETS if secret not in everything] == []
+    snapshot = take_snapshot(tree)
+    text = unpacked_text(snapshot.data)
+    assert [secret for secret in VENDORS_SECRETS if secret in text] == []
+    machine, replayed = discover(tree), discover(snapshot.tree)
+    assert {card.vendor for card in machine.accelerators} == CARD_IDS.keys() - {"nvidia"}
+    # A product's name is kept, unless it holds an identifier.
+    models = [card.model for card in machine.accelerators if card.vendor == "amd"]
+    assert sorted(map(str, models)) == ["Made", "Made b83fd2aa0f11"]
+    without = [
+        replace(card, model=None) if card.model == "Made b83fd2aa0f11" else card
+        for card in machine.accelerators
+    ]
+    assert replayed.accelerators == tuple(without)
+    assert replayed.nics == machine.nics
+    assert what_is_planned(replayed) == what_is_planned(machine)
+
+
+@pytest.mark.parametrize("name", ["mi300x-8gpu", "gaudi-8card", "ascend-8npu"])
+def test_machine_whose_bus_is_hidden(name: str) -> None:
+    """Cards that are known from their driver's topology or from /dev alone are in a snapshot too."""
+    tree = build_tree(read_sample(name))
+    hidden = MemoryRoot(
+        "hidden",
+        {path: text for path, text in tree.files.items() if "/pci" not in path},
+        {path: to for path, to in tree.links.items() if "/pci" not in path and "/pci" not in to},
+    )
+    check_equals_machine(hidden)
+    cards = 0 if name == "gaudi-8card" else 8  # which nothing but the bus shows
+    assert len(discover(hidden).accelerators) == cards
+
+
+def test_what_is_odd_is_told_alike_wherever_it_is_read() -> None:
+    """A plan's notes name no path of the root, so that a snapshot's are the machine's."""
+    tree = build_tree(read_sample("uneven-5-3"))
+    path = next(path for path in sorted(tree.files) if path.endswith("0000:17:00.0/numa_node"))
+    check_equals_machine(MemoryRoot("odd", {**tree.files, path: "9\n"}, tree.links))
+
+
+def test_npu_of_many_digits() -> None:
+    """An NPU's name on the unified bus is its numbers, and is kept however long they are."""
+    facts = read_sample("ascend-8npu")
+    devices = tuple(UbFacts(name=f"udmaC11{number}d10e100", numa=0) for number in range(4))
+    tree = build_tree(replace(facts, cards=(), ub_devices=devices))
+    assert [card.source for card in discover(tree).accelerators] == ["ubcore"] * 4
+    check_equals_machine(tree)
+
+
+@given(host_facts())
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_machine(facts: HostFacts) -> None:
+    """The snapshot of any machine is the machine, and holds nothing that looks like an identifier."""
+    assert identifiers_in(check_equals_machine(build_tree(facts))) == []
 
 
 def net_device(tree: MemoryRoot, kind: str, name: str, way: str = "") -> MemoryRoot:
