@@ -40,6 +40,8 @@ _TEXTS = (
     b"10 21",
     b"MemTotal: 12 kB",
     b"00:1b:00.0",
+    b"cpu_cores_count 0\nsimd_count 304\nvendor_id 4098\nlocation_id 4352\ndomain 0\n",
+    b"NPU0 CPU Affinity\nNPU0 X 0-3\n| 0 910B | OK |\n| 0 | 0000:C1:00.0 | 0 |\n",
     b"4 GiB",
 )
 

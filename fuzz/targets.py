@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from provisioner.archive import pack_tree, unpack_tree
+from provisioner.cardfs import parse_kfd_gpu
 from provisioner.config import format_config, read_config
 from provisioner.discovery import discover
 from provisioner.errors import ProblemsError, ProvisionError
@@ -21,12 +22,14 @@ from provisioner.facts import (
     NicFacts,
     NodeFacts,
     PackageFacts,
+    UbFacts,
     build_tree,
     read_facts,
 )
 from provisioner.fingerprint import machine_fingerprint
 from provisioner.hwloc import read_hwloc
 from provisioner.idset import CpuSet, NodeSet
+from provisioner.npu_smi import parse_npu_smi
 from provisioner.pci import PciAddress, parse_pci_address
 from provisioner.planfile import format_plan, parse_plan
 from provisioner.planner import make_plan
@@ -54,12 +57,12 @@ SMALL = build_tree(
         name="small",
         title="a small machine with a bit of everything",
         packages=(
-            PackageFacts(cpus=CpuSet(range(4)), id=0),
-            PackageFacts(cpus=CpuSet(range(4, 8)), id=1),
+            PackageFacts(cpus=CpuSet(range(8)), id=0),
+            PackageFacts(cpus=CpuSet(range(8, 20)), id=1),
         ),
         nodes=(
-            NodeFacts(id=0, cpus=CpuSet(range(4)), memory_bytes=_GIB, read_bandwidth=100),
-            NodeFacts(id=1, cpus=CpuSet(range(4, 8)), memory_bytes=_GIB),
+            NodeFacts(id=0, cpus=CpuSet(range(8)), memory_bytes=_GIB, read_bandwidth=100),
+            NodeFacts(id=1, cpus=CpuSet(range(8, 20)), memory_bytes=_GIB),
             NodeFacts(id=2, memory_bytes=_GIB),
         ),
         threads=2,
@@ -83,7 +86,28 @@ SMALL = build_tree(
                 numa_node=1,
                 model="made",
             ),
+            *(
+                CardFacts(
+                    path=(PciAddress(2, 1, 1, 0), PciAddress(2, 2, number, 0)),
+                    vendor=vendor,
+                    device=device,
+                    pci_class=pci_class,
+                    numa_node=1,
+                    model="made",
+                    module=number,
+                )
+                for number, (vendor, device, pci_class) in enumerate(
+                    (
+                        (0x1002, 0x74A1, 0x120000),
+                        (0x1D94, 0x6320, 0x0B4000),
+                        (0x8086, 0x0BD5, 0x038000),
+                        (0x1DA3, 0x1060, 0x120000),
+                        (0x19E5, 0xD802, 0x120000),
+                    )
+                )
+            ),
         ),
+        ub_devices=(UbFacts(name="udma0", numa=0), UbFacts(name="bond0", entities=0)),
         nics=(
             NicFacts(
                 path=(PciAddress(0, 1, 1, 0), PciAddress(0, 3, 0, 0)),
@@ -207,7 +231,9 @@ def fuzz_texts(data: bytes) -> None:
         parse_hex,
         parse_id,
         parse_int,
+        parse_kfd_gpu,
         parse_meminfo,
+        parse_npu_smi,
         parse_numa_status,
         parse_nvidia_information,
         parse_pci_address,
