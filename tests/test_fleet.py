@@ -21,6 +21,7 @@ from provisioner.fleet import Fleet, plan_hosts
 from provisioner.request import PlacementRequest
 from provisioner.samples import read_sample
 from provisioner.snapshot import take_snapshot
+from tests.trees import CARD_IDS
 
 Capture = pytest.CaptureFixture[str]
 PROVISION = (sys.executable, "-c", "from provisioner.cli import main; main()")
@@ -87,6 +88,27 @@ def test_json_names_every_host(capsys: Capture, hosts: Path) -> None:
         str(path) for path in sorted(hosts.iterdir())
     ]
     assert [one["group"] for one in value["hosts"]] == [1, 1, 1, 2] * 10
+
+
+def test_hosts_with_cards_of_several_vendors(capsys: Capture, tmp_path: Path) -> None:
+    """A group's table tells the cards of its vendors apart, as that of one host does."""
+    facts = read_sample("uneven-5-3")
+    vendor, device, pci_class = CARD_IDS["amd"]
+    cards = (
+        *facts.cards[:4],
+        *(
+            replace(card, vendor=vendor, device=device, pci_class=pci_class)
+            for card in facts.cards[4:]
+        ),
+    )
+    data = take_snapshot(build_tree(replace(facts, cards=cards))).data
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(data)
+    _, out, _ = call(capsys, "plan", "--snapshot", tmp_path / "a", tmp_path / "b")
+    _, alone, _ = call(capsys, "plan", "--snapshot", tmp_path / "b")
+    assert out.endswith(alone)
+    assert "nvidia3" in alone
+    assert "amd3" in alone
 
 
 @pytest.fixture
