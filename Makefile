@@ -10,6 +10,7 @@ SHELL := /bin/sh
 VENV ?= .venv
 PYTHON ?=
 PYTEST_ARGS ?=
+FUZZ_SECONDS ?= 600
 SAMPLE := two-socket-8gpu
 UNITS := build/units
 # What the compile pool is measured with: real XGrammar, which needs torch. The CPU build of it is a tenth of
@@ -34,7 +35,7 @@ fi
 endef
 
 .NOTPARALLEL:
-.PHONY: help render test test-vm bench wheel clean
+.PHONY: help render test test-vm bench fuzz wheel clean
 
 help:
 	@cat <<-END
@@ -42,6 +43,7 @@ help:
 		make test      all tests and linters
 		make test-vm   the tests on booted machines (QEMU; as root on Debian it installs what they need)
 		make bench     how fast render, topology, planning and a worker's bind are; a loop beside compilations
+		make fuzz      every reader against made-up input, $(FUZZ_SECONDS) seconds in all
 		make wheel     the wheel into dist
 		make clean     remove what was made, $(VENV) included
 	END
@@ -70,6 +72,7 @@ bench: $(VENV)/.installed-dev $(if $(BENCH_PYTHON),,$(BENCH_VENV)/.installed)
 	@$(bin)/python -m bench.render
 	$(bin)/python -m bench.topology
 	$(bin)/python -m bench.planning
+	$(bin)/python -m bench.fleet
 	$(bin)/python -m bench.binding
 	python=$(or $(BENCH_PYTHON),$(BENCH_VENV)/bin/python)
 	[ -x "$$python" ] || python=$(bin)/python
@@ -85,6 +88,14 @@ $(BENCH_VENV)/.installed: $(VENV)/.made
 	else
 		echo "Missing: xgrammar with $(BENCH_TORCH). BENCH_TORCH=torch takes the default build, some gigabytes" >&2
 	fi
+
+# Goes on from what earlier runs kept in build/fuzz; what fails is written there too, and ends it.
+fuzz: $(VENV)/.installed-fuzz
+	@targets='archive tar hwloc tree plan_file config facts texts'
+	for target in $$targets; do
+		echo "fuzzing $$target"
+		$(bin)/python -m fuzz.run $$target $$(( $(FUZZ_SECONDS) / 8 ))
+	done
 
 wheel: $(VENV)/.installed-dev
 	$(bin)/python -m build --wheel --no-isolation
@@ -127,3 +138,12 @@ $(VENV)/.installed-dev: $(VENV)/.made pyproject.toml provisioner/__init__.py
 	$(bin)/python -m pip install --quiet --editable '.[dev]'
 	$(bin)/python -m compileall -q provisioner
 	touch $@ $(VENV)/.installed
+
+# Atheris has wheels for some versions of Python alone, and takes a compiler of its own elsewhere.
+$(VENV)/.installed-fuzz: $(VENV)/.installed-dev
+	@if ! $(bin)/python -m pip install --quiet --only-binary atheris --editable '.[dev,fuzz]'; then
+		echo "Error: atheris has no wheel for this Python: $$($(bin)/python --version)" >&2
+		echo "(Fuzz with another: make fuzz PYTHON=python3.11 VENV=.venv-fuzz)" >&2
+		exit 1
+	fi
+	touch $@

@@ -60,7 +60,7 @@ def find_ceiling(
                 f"--within '{within}' is no cgroup: expected root, self or a path such as workload.slice"
             )
         paths = [wanted]
-        if not any(root.list(hierarchy.mount + wanted) for hierarchy in hierarchies):
+        if not any(root.resolve(hierarchy.mount + wanted) for hierarchy in hierarchies):
             mounts = (
                 ", ".join(root.describe(hierarchy.mount) for hierarchy in hierarchies)
                 or "no mounted cgroup"
@@ -70,7 +70,7 @@ def find_ceiling(
                 "List the cgroups with systemd-cgls, or start the slice first",
             )
     for hierarchy in hierarchies:
-        for path in paths or [_own_path(root, hierarchy)]:
+        for path in paths or [find_own_path(root, hierarchy)]:
             found = _read_ceiling(root, hierarchy, path, within)
             if found is not None:
                 return found
@@ -129,7 +129,7 @@ def find_hierarchies(root: Root) -> list[Hierarchy]:
     return sorted(found, key=lambda hierarchy: (not owns(hierarchy), -hierarchy.version))
 
 
-def _own_path(root: Root, hierarchy: Hierarchy) -> str:
+def find_own_path(root: Root, hierarchy: Hierarchy) -> str:
     """The cgroup of the process in a hierarchy, as a path from its mount; '/' if nothing says."""
     for line in (root.read("proc/self/cgroup") or "").splitlines():
         number, _, rest = line.partition(":")
@@ -139,6 +139,18 @@ def _own_path(root: Root, hierarchy: Hierarchy) -> str:
         ):
             return _inside(path)
     return _inside((root.read("proc/self/cpuset") or "").strip())
+
+
+def format_mounts(hierarchies: Sequence[Hierarchy]) -> str:
+    """The text of a list of mounts that says just these hierarchies, in their order."""
+    kinds = {_V2_FILES: "cgroup2 rw", _V1_FILES: "cgroup rw,cpuset", _BARE_FILES: "cpuset rw"}
+    return "".join(f"none /{one.mount} {kinds[one.cpus, one.nodes]} 0 0\n" for one in hierarchies)
+
+
+def format_own_paths(paths: Sequence[tuple[Hierarchy, str]]) -> str:
+    """The text of a process's list of cgroups that says its path in each of these hierarchies."""
+    lines = {f"{'0:' if one.version == 2 else '1:cpuset'}:{path}\n" for one, path in paths}
+    return "".join(sorted(lines))
 
 
 def _inside(path: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from provisioner.errors import ParseError
+from provisioner.errors import ParseError, shorten
 
 # The domain may be left out, as lspci does on machines with one. NVIDIA's tools write it with 8 digits.
 _ADDRESS = re.compile(
@@ -50,7 +50,7 @@ def parse_pci_address(text: str) -> PciAddress:
     """
     address = find_pci_address(text.strip())
     if address is None:
-        raise ParseError(f"'{text[:60]}' is no PCI address: expected the form '0000:1b:00.0'")
+        raise ParseError(f"'{shorten(text)}' is no PCI address: expected the form '0000:1b:00.0'")
     return address
 
 

@@ -116,7 +116,7 @@ def _check_form(plan: Plan) -> list[Problem]:
         if service.slice != f"{service.name}.slice":
             _refuse(
                 problems,
-                f"{where}: slice is '{shorten(service.slice)}': expected '{service.name}.slice'",
+                f"{where}: slice is '{shorten(service.slice)}': expected '{shorten(service.name)}.slice'",
             )
         for number, rank in enumerate(service.ranks):
             expected = f"{service.name}-rank{number}.slice"
@@ -124,7 +124,7 @@ def _check_form(plan: Plan) -> list[Problem]:
                 _refuse(
                     problems,
                     f"{where}: rank {rank.rank} has slice '{shorten(rank.slice)}': "
-                    f"expected rank {number} with '{expected}'",
+                    f"expected rank {number} with '{shorten(expected)}'",
                 )
             if not rank.cpus:
                 _refuse(problems, f"{where}: rank {number} has no CPUs: expected at least one")
@@ -156,9 +156,9 @@ def _check_form(plan: Plan) -> list[Problem]:
             if both:
                 _refuse(
                     problems,
-                    f"CPUs {both} are in service '{service.name}' and in {name}: expected no CPU twice",
+                    f"CPUs {both} are in service '{shorten(service.name)}' and in {name}: expected no CPU twice",
                 )
-        taken.append((f"service '{service.name}'", service.cpus))
+        taken.append((f"service '{shorten(service.name)}'", service.cpus))
     return problems
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
-from provisioner.errors import InputError, ParseError, ReadError
+from provisioner.errors import InputError, ParseError, ReadError, shorten
 
 _T = TypeVar("_T")
 
@@ -170,17 +170,25 @@ class DirectoryRoot:
 
 
 class MemoryRoot:
-    """A tree held in memory: files by path, and links by path with their target."""
+    """A tree held in memory: files by path, links by path with their target, and empty folders."""
 
     __slots__ = ("_files", "_folders", "_links", "name")
 
-    def __init__(self, name: str, files: Mapping[str, str], links: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self,
+        name: str,
+        files: Mapping[str, str],
+        links: Mapping[str, str] = {},
+        empty_folders: Iterable[str] = (),
+    ) -> None:
         """Args: name for messages; path -> text; path of a link -> target, relative as in a folder."""
         self.name = name
         self._files = dict(files)
         self._links = dict(links)
         folders: dict[str, set[str]] = {"": set()}
-        for path in (*self._files, *self._links):
+        for path in empty_folders:
+            folders[path] = set()
+        for path in (*self._files, *self._links, *folders):
             while path:
                 parent, _, leaf = path.rpartition("/")
                 known = parent in folders
@@ -199,6 +207,11 @@ class MemoryRoot:
     def links(self) -> Mapping[str, str]:
         """Path -> target of every link."""
         return self._links
+
+    @property
+    def empty_folders(self) -> list[str]:
+        """The paths, sorted, of the folders with nothing in them."""
+        return sorted(path for path, names in self._folders.items() if path and not names)
 
     @property
     def is_this_system(self) -> bool:
@@ -265,7 +278,7 @@ def _real_path(fd: int, full: str) -> str:
 
 def _leads_out(path: str, target: str) -> ReadError:
     return ReadError(
-        f"{path}: leads out of the root, to '{target}'",
+        f"{path}: leads out of the root, to '{shorten(target)}'",
         "Record the tree again with its links kept as they are below /sys",
     )
 

@@ -327,11 +327,6 @@ def read_pci_path(root: Root, address: PciAddress) -> PciPath:
     return PciPath(None, ())
 
 
-def describe_pci(root: Root, address: PciAddress, leaf: str) -> str:
-    """The path of a function's file, for messages."""
-    return root.describe(f"{_PCI}/{address}/{leaf}")
-
-
 def list_class_devices(root: Root, kind: str) -> list[tuple[str, PciAddress]]:
     """(name, PCI address) of each device of /sys/class/KIND that is on the PCI bus."""
     found: list[tuple[str, PciAddress]] = []
@@ -370,7 +365,7 @@ def read_rdma_parent(root: Root, name: str) -> str | None:
 
 def list_nvidia_driver(root: Root) -> list[PciAddress]:
     """The cards that NVIDIA's driver holds, in PCI order; empty if it is not loaded."""
-    found = (find_pci_address(name) for name in root.list(_NVIDIA))
+    found = {find_pci_address(name) for name in root.list(_NVIDIA)}
     return sorted(address for address in found if address is not None)
 
 

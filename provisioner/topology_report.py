@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from provisioner.fingerprint import machine_fingerprint
 from provisioner.idset import NodeSet
@@ -11,7 +11,7 @@ from provisioner.locality import Locality, find_card_locality, find_locality
 from provisioner.nearness import nearest_nics, rdma_names
 from provisioner.oddities import find_oddities
 from provisioner.pci import PciAddress
-from provisioner.plan import Note
+from provisioner.plan import Note, Plan
 from provisioner.topology import Machine
 
 TOPOLOGY_SCHEMA = "provision.topology/1"
@@ -92,6 +92,27 @@ def card_label(machine: Machine, vendor: str, index: int) -> str:
     """A card's number, with its vendor in front where the machine has cards of several."""
     is_mixed = any(card.vendor != vendor for card in machine.accelerators)
     return f"{vendor}{index}" if is_mixed else str(index)
+
+
+class RankLabel(NamedTuple):
+    """What a plan's table shows of a rank and the plan does not say."""
+
+    cards: str  # the cards' numbers, see card_label
+    cores: int  # how many
+
+
+def rank_labels(machine: Machine, plan: Plan) -> tuple[tuple[RankLabel, ...], ...]:
+    """The label of each rank of each service."""
+    return tuple(
+        tuple(
+            RankLabel(
+                ",".join(card_label(machine, rank.vendor, index) for index in rank.device_indexes),
+                len(machine.cores_of(rank.cpus)),
+            )
+            for rank in service.ranks
+        )
+        for service in plan.services
+    )
 
 
 def node_rows(machine: Machine) -> Iterator[list[str]]:

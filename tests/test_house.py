@@ -17,18 +17,22 @@ PACKAGE = ROOT / "provisioner"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Who reads a machine's files, and who makes a tree of them from facts.
-# `facts/tree.py` makes a tree instead of reading one, and `root.py` asks its own /proc where an open
-# file really lies. `procfs.py` is the reader of the worker half, which may import no other.
+# `facts/tree.py` and `hwloc.py` make a tree instead of reading one, `scrub.py` knows what each file of
+# one may say, and `root.py` asks its own /proc where an open file really lies. `procfs.py` is the reader
+# of the worker half, which may import no other.
 KNOW_KERNEL_PATHS = {
-    *("cardfs.py", "cgroup.py", "processes.py", "procfs.py", "root.py", "sysfs.py", "tree.py"),
+    *("cardfs.py", "cgroup.py", "hwloc.py", "processes.py", "procfs.py", "root.py", "scrub.py"),
+    *("sysfs.py", "tree.py"),
 }
 # What an engine's worker needs inside a container that holds nothing but Python.
 STANDARD_LIBRARY_ONLY = (
+    "archive",
     "cardfs",
     "cgroup",
     "discovery",
     "errors",
     "facts",
+    "hwloc",
     "idset",
     "locality",
     "npu_smi",
@@ -39,6 +43,8 @@ STANDARD_LIBRARY_ONLY = (
     "request",
     "root",
     "samples",
+    "scrub",
+    "snapshot",
     "sysfs",
     "topology",
     "worker",

@@ -223,7 +223,7 @@ def test_device_on_a_node_that_is_not_there() -> None:
     """A network device that names a node which does not exist is near to no card by it, and is told of."""
     machine = host([card("0000:20:00.0")], [nic("0001:30:00.0", "mlx5_0", numa_node=7)])
     assert shared(machine) == [""]
-    assert "0001:30:00.0/numa_node says 7" in machine.oddities[0]
+    assert "0001:30:00.0 says 7" in machine.oddities[0]
 
 
 # The environment -------------------------------------------------------------------------------------

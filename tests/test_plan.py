@@ -547,5 +547,5 @@ def test_core_on_two_nodes_is_a_contradiction() -> None:
     machine_files |= {
         f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list": "0-1" for cpu in (0, 1)
     }
-    with pytest.raises(TopologyError, match="SMT sibling 0 on 0"):
+    with pytest.raises(TopologyError, match="its SMT sibling 0 on NUMA node 0"):
         discover(MemoryRoot("made", machine_files))

@@ -26,6 +26,7 @@ _COMMANDS = {
     "status": "status",
     "undo": "undo",
     "samples": "samples",
+    "snapshot": "snapshot",
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from provisioner.errors import ProvisionError
+from provisioner.errors import Problem, ProvisionError
 from provisioner.plan import Note
 
 PROBLEMS_SCHEMA = "provision.problems/1"
@@ -94,11 +94,16 @@ def print_error(error: ProvisionError, *, as_json: bool) -> None:
         print_json({"schema": PROBLEMS_SCHEMA, "problems": problems})
         return
     for problem in error.problems:
-        label = click.style("Error:", fg="red", bold=True)
-        text = f"{label} {printable(problem.message)}"
-        click.echo(text, err=True, color=None if _may_colour() else False)
-        if problem.hint:
-            click.echo(f"({printable(problem.hint)})", err=True)
+        print_problem(problem)
+
+
+def print_problem(problem: Problem) -> None:
+    """Prints one problem and its hint to standard error."""
+    label = click.style("Error:", fg="red", bold=True)
+    text = f"{label} {printable(problem.message)}"
+    click.echo(text, err=True, color=None if _may_colour() else False)
+    if problem.hint:
+        click.echo(f"({printable(problem.hint)})", err=True)
 
 
 def printable(text: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
 
@@ -23,8 +24,46 @@ _POLICIES = ("exclusive", "node", "llc", "card-range")
 _VENDORS = ("nvidia", "amd", "hygon", "intel", "habana", "ascend")
 
 
+class SnapshotFile(NamedTuple):
+    """What --snapshot names."""
+
+    path: str
+
+
+class HwlocFile(NamedTuple):
+    """What --hwloc names."""
+
+    path: str
+
+
+# Where a machine is read from: a folder, another form of one, or None for this system.
+Where = str | SnapshotFile | HwlocFile | None
+
+
 def machine_options(function: _F) -> _F:
-    """The options that say which machine is read."""
+    """The options that say which machine is read, as the arguments `root`, `sample` and `within`."""
+
+    @functools.wraps(function)
+    def with_root(
+        *args: Any,
+        root: str | None,
+        sample: str | None,
+        snapshot: str | None,
+        hwloc: str | None,
+        **rest: Any,
+    ) -> Any:
+        given = {"--root": root, "--sample": sample, "--snapshot": snapshot, "--hwloc": hwloc}
+        named = [name for name, value in given.items() if value is not None]
+        if len(named) > 1:
+            raise click.UsageError(f"{' and '.join(named)} exclude each other")
+        where: Where = root
+        if snapshot is not None:
+            where = SnapshotFile(snapshot)
+        elif hwloc is not None:
+            where = HwlocFile(hwloc)
+        return function(*args, root=where, sample=sample, **rest)
+
+    command: _F = cast("_F", with_root)
     for option in (
         click.option(
             "--within",
@@ -37,13 +76,21 @@ def machine_options(function: _F) -> _F:
             "--sample", metavar="NAME", help="Read a sample machine; provision samples lists them."
         ),
         click.option(
+            "--hwloc", metavar="FILE", help="Read what lstopo wrote as XML ('-': standard input)."
+        ),
+        click.option(
+            "--snapshot",
+            metavar="FILE",
+            help="Read a machine that provision snapshot recorded ('-': standard input).",
+        ),
+        click.option(
             "--root",
             metavar="DIR",
             help="Read the recorded /sys and /proc in a folder instead of this system's.",
         ),
     ):
-        function = option(function)
-    return function
+        command = option(command)
+    return command
 
 
 def placement_options(function: _F) -> _F:
@@ -171,22 +218,37 @@ def placement_options(function: _F) -> _F:
     return function
 
 
-def open_root(root: str | None, sample: str | None) -> Root:
-    """The root that --root or --sample names; this system's without either."""
-    if root is not None and sample is not None:
-        raise click.UsageError("--root and --sample exclude each other")
+def open_root(root: Where, sample: str | None) -> Root:
+    """The root that the options name; this system's without any.
+
+    Raises UsageError for --hwloc, which describes a machine and holds no files of one.
+    """
+    if isinstance(root, HwlocFile):
+        raise click.UsageError("--hwloc holds no files of a machine: expected --root or --snapshot")
     if sample is not None:
         from provisioner.facts import build_tree
         from provisioner.samples import read_sample
 
         return build_tree(read_sample(sample))
+    if isinstance(root, SnapshotFile):
+        if root.path == "-":
+            from provisioner.archive import MAX_ARCHIVE_BYTES, unpack_tree
+
+            return unpack_tree(*_read_bytes(root.path, MAX_ARCHIVE_BYTES))
+        from provisioner.snapshot import read_snapshot
+
+        return read_snapshot(root.path)
     from provisioner.root import DirectoryRoot
 
     return DirectoryRoot("/" if root is None else root)
 
 
-def read_machine(root: str | None, sample: str | None, within: str) -> Machine:
+def read_machine(root: Where, sample: str | None, within: str) -> Machine:
     """The machine that the options name."""
+    if isinstance(root, HwlocFile):
+        from provisioner.hwloc import MAX_BYTES, read_hwloc
+
+        return read_hwloc(*read_input(root.path, MAX_BYTES), within)
     from provisioner.discovery import discover
 
     return discover(open_root(root, sample), within)
@@ -202,30 +264,35 @@ def add_npu_smi(
     return machine, replace(request, locality={**stated, **request.locality})
 
 
-def read_input(path: str) -> tuple[str, str]:
+def read_input(path: str, limit_bytes: int = _MAX_BYTES) -> tuple[str, str]:
     """(text, name for messages) of a file, or of standard input for '-'.
 
-    Raises InputError if it can't be read or is no UTF-8.
+    Raises InputError if it can't be read, is no UTF-8 or is larger than the limit.
     """
-    place = "<stdin>" if path == "-" else path
-    try:
-        if path == "-":
-            if sys.stdin is None:
-                raise InputError(f"{place}: standard input is closed")
-            data = sys.stdin.buffer.read(_MAX_BYTES + 1)
-        else:
-            with open(path, "rb") as file:
-                data = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{place}: can't be read: {error.strerror}") from error
-    if len(data) > _MAX_BYTES:
-        raise InputError(f"{place}: is over {_MAX_BYTES} bytes: no plan and no provision.toml is")
+    data, place = _read_bytes(path, limit_bytes)
     try:
         return data.decode("utf-8"), place
     except UnicodeDecodeError as error:
         raise InputError(
             f"{place}: is no UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}"
         ) from error
+
+
+def _read_bytes(path: str, limit_bytes: int) -> tuple[bytes, str]:
+    place = "<stdin>" if path == "-" else path
+    try:
+        if path == "-":
+            if sys.stdin is None:
+                raise InputError(f"{place}: standard input is closed")
+            data = sys.stdin.buffer.read(limit_bytes + 1)
+        else:
+            with open(path, "rb") as file:
+                data = file.read(limit_bytes + 1)
+    except OSError as error:
+        raise InputError(f"{place}: can't be read: {error.strerror}") from error
+    if len(data) > limit_bytes:
+        raise InputError(f"{place}: is over {limit_bytes} bytes: no file that is read here is")
+    return data, place
 
 
 def make_request(options: Mapping[str, Any]) -> PlacementRequest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +17,8 @@ from provisioner.cli.console import (
     print_text,
 )
 from provisioner.cli.options import (
+    SnapshotFile,
+    Where,
     add_npu_smi,
     machine_options,
     make_request,
@@ -26,6 +30,7 @@ from provisioner.cli.options import (
 if TYPE_CHECKING:
     from provisioner.plan import Alignment, Plan, Rank
     from provisioner.topology import Machine
+    from provisioner.topology_report import RankLabel
 
 
 @click.command(
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 )
 @machine_options
 @placement_options
+@click.argument("snapshots", nargs=-1, metavar="[FILE]...")
 @click.option(
     "--plan",
     "plan_file",
@@ -49,17 +55,23 @@ if TYPE_CHECKING:
     "--verbose", "-v", is_flag=True, help="Say for each rank what its placement rests on."
 )
 def command(
-    root: str | None,
+    root: Where,
     sample: str | None,
     within: str,
+    snapshots: tuple[str, ...],
     plan_file: str | None,
     print_config: bool,
     as_json: bool,
     verbose: bool,
     **options: Any,
-) -> None:
-    """Show which cores and which memory node each rank would get, and why."""
+) -> int:
+    """Show which cores and which memory node each rank would get, and why.
+
+    With --snapshot, more FILEs and folders of them may follow: each host is planned, and hosts of
+    the same fingerprint are shown together.
+    """
     from provisioner.planfile import plan_to_json
+    from provisioner.topology_report import rank_labels
 
     if print_config:
         from provisioner.config import format_config
@@ -71,11 +83,30 @@ def command(
         if problems:
             raise ProblemsError(problems, exit_status=EXIT_USAGE)
         print_text(format_config(request))
-        return
+        return 0
+    if snapshots and not isinstance(root, SnapshotFile):
+        raise click.UsageError(
+            f"'{snapshots[0]}' follows no --snapshot: expected --snapshot FILE FILE..."
+        )
+    if isinstance(root, SnapshotFile) and (snapshots or os.path.isdir(root.path)):
+        for name, value in (("--plan", plan_file), ("--npu-smi", options["npu_smi"])):
+            if value is not None:
+                raise click.UsageError(f"{name} goes with one machine, not with several snapshots")
+        from provisioner.cli.fleet import show_fleet
+
+        return show_fleet((root.path, *snapshots), make_request(options), within, as_json=as_json)
     machine, plan = read_or_make_plan(root, sample, within, plan_file, options)
     if as_json:
         print_json(plan_to_json(plan))
-        return
+        return 0
+    print_plan(plan, rank_labels(machine, plan))
+    if verbose:
+        _print_reasons(machine, plan)
+    return 0
+
+
+def print_plan(plan: Plan, labels: Sequence[Sequence[RankLabel]]) -> None:
+    """Prints a plan for people, with the label of each rank of each service."""
     for number, service in enumerate(plan.services):
         if number:
             print_line()
@@ -83,7 +114,10 @@ def command(
             bold(f"Service {service.name}")
             + f": {len(service.ranks)} ranks, {service.slice}, memory {service.memory}"
         )
-        rows = [_rank_row(machine, rank) for rank in service.ranks]
+        rows = [
+            _rank_row(rank, label)
+            for rank, label in zip(service.ranks, labels[number], strict=True)
+        ]
         heads = ["RANK", "CARD", "PCI", "NODE", "CPUS", "CORES", "COMPILE", "MEMORY", "FIT", "RDMA"]
         if not any(rank.compile_cpus for rank in service.ranks):
             rows = [row[:6] + row[7:] for row in rows]
@@ -98,12 +132,10 @@ def command(
     for service in plan.services:
         for rank in service.ranks:
             print_notes(f"Notes on {service.name} rank {rank.rank}", rank.notes)
-    if verbose:
-        _print_reasons(machine, plan)
 
 
 def read_or_make_plan(
-    root: str | None,
+    root: Where,
     sample: str | None,
     within: str,
     plan_file: str | None,
@@ -142,17 +174,14 @@ def read_or_make_plan(
     return machine, plan
 
 
-def _rank_row(machine: Machine, rank: Rank) -> list[str]:
-    from provisioner.topology_report import card_label
-
-    cores = len(machine.cores_of(rank.cpus))
+def _rank_row(rank: Rank, label: RankLabel) -> list[str]:
     return [
         str(rank.rank),
-        ",".join(card_label(machine, rank.vendor, index) for index in rank.device_indexes),
+        label.cards,
         ",".join(rank.devices),
         str(rank.cpu_nodes),
         str(rank.cpus),
-        str(cores),
+        str(label.cores),
         str(rank.compile_cpus),
         str(rank.memory_nodes) or "any",
         _fit(rank.alignment),

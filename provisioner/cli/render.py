@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from provisioner.cli.console import bold, print_line, print_notes, print_text
-from provisioner.cli.options import machine_options, placement_options
+from provisioner.cli.options import Where, machine_options, placement_options
 from provisioner.errors import EXIT_MISMATCH
 
 
@@ -34,7 +34,7 @@ from provisioner.errors import EXIT_MISMATCH
     "--force", is_flag=True, help="With --output: write over files that provision did not make."
 )
 def command(
-    root: str | None,
+    root: Where,
     sample: str | None,
     within: str,
     plan_file: str | None,

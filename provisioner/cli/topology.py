@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from provisioner.cli.console import bold, print_json, print_line, print_notes, print_table
-from provisioner.cli.options import machine_options, read_machine
+from provisioner.cli.options import Where, machine_options, read_machine
 
 
 @click.command("topology", epilog="Example: provision topology --root captures/host7 --json")
@@ -14,9 +14,7 @@ from provisioner.cli.options import machine_options, read_machine
 @click.option(
     "--verbose", "-v", is_flag=True, help="Say where each fact came from, and list every core."
 )
-def command(
-    root: str | None, sample: str | None, within: str, as_json: bool, verbose: bool
-) -> None:
+def command(root: Where, sample: str | None, within: str, as_json: bool, verbose: bool) -> None:
     """Show packages, NUMA nodes, cores, cards and network devices, and what is odd."""
     from provisioner.fingerprint import machine_fingerprint
     from provisioner.oddities import DRIVERS

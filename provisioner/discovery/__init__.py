@@ -21,7 +21,7 @@ from provisioner.discovery.pcibus import PciBus
 from provisioner.errors import TopologyError
 from provisioner.idset import NodeSet
 from provisioner.root import Root
-from provisioner.sysfs import describe_cpu, describe_pci, read_cpu_set, read_numa_balancing
+from provisioner.sysfs import describe_cpu, read_cpu_set, read_numa_balancing
 from provisioner.topology import Cpu, Machine
 
 
@@ -50,7 +50,7 @@ def discover(root: Root, within: str = WITHIN_ROOT) -> Machine:
     node_of = {cpu: node.id for node in nodes.nodes for cpu in node.cpus}
     _check_cores(root, cpu_table.rows, node_of)
     nics = find_nics(root, bus)
-    _find_strange_nodes(root, bus, nodes, oddities)
+    _find_strange_nodes(bus, nodes, oddities)
     hierarchies = find_hierarchies(root)
     return Machine(
         cpus=tuple(row._replace(node=node_of.get(row.id)) for row in cpu_table.rows),
@@ -70,30 +70,40 @@ def discover(root: Root, within: str = WITHIN_ROOT) -> Machine:
     )
 
 
-def _find_strange_nodes(root: Root, bus: PciBus, nodes: NodeTable, oddities: list[str]) -> None:
+def _find_strange_nodes(bus: PciBus, nodes: NodeTable, oddities: list[str]) -> None:
     """Tells of PCI functions that name a NUMA node which the machine does not have.
 
     A card among them is refused when it is planned; a network device is near to no card by its node.
+    The sentence has no path of the root: a plan says the same wherever its machine is read from.
     """
     known = {node.id for node in nodes.nodes}
     strange = [
-        f"{describe_pci(root, address, 'numa_node')} says {function.numa_node}"
+        f"{address} says {function.numa_node}"
         for address, function in bus.functions().items()
         if function.numa_node is not None and function.numa_node not in known
     ]
     if strange:
         more = f", and {len(strange) - 8} more" if len(strange) > 8 else ""
         oddities.append(
-            f"PCI functions name NUMA nodes that are not there: {', '.join(strange[:8])}{more}."
+            f"PCI functions name NUMA nodes by their numa_node that are not there: {', '.join(strange[:8])}{more}."
         )
 
 
 def _check_cores(root: Root, rows: Sequence[Cpu], node_of: Mapping[int, int]) -> None:
-    """Raises TopologyError for a core whose SMT siblings are on different NUMA nodes."""
+    """Raises TopologyError for a core whose SMT siblings are not together in all else."""
+    by_id = {row.id: row for row in rows}
     for row in rows:
-        own, first = node_of.get(row.id), node_of.get(row.core)
-        if own != first:
-            raise TopologyError(
-                f"{describe_cpu(root, row.id)}: CPU {row.id} is on NUMA node {own} and its SMT sibling "
-                f"{row.core} on {first}: expected one node for a core",
-            )
+        first = by_id[row.core]
+        for what, own, other in (
+            ("in package", row.package, first.package),
+            ("in die", row.die, first.die),
+            ("below the last-level cache of CPU", row.llc, first.llc),
+            ("on NUMA node", node_of.get(row.id), node_of.get(row.core)),
+        ):
+            # Only of nodes is it known that every CPU is on one.
+            is_known = None not in (own, other) or what == "on NUMA node"
+            if own != other and is_known:
+                raise TopologyError(
+                    f"{describe_cpu(root, row.id)}: CPU {row.id} is {what} {own} and its SMT sibling "
+                    f"{row.core} {what} {other}: expected one for a core",
+                )

@@ -44,8 +44,10 @@ def find_cpus(root: Root, oddities: list[str]) -> CpuTable:
 
     A group's file (siblings, package, die, cache) is read for the first CPU of the group that
     comes along, and holds for all that it names: the kernel writes one mask for the whole group.
+    That it does is checked with every SMT sibling, and with the last CPU of larger groups.
 
-    Raises InputError if there is no CPU, TopologyError if groups of one kind overlap.
+    Raises InputError if there is no CPU, TopologyError if groups of one kind overlap, or if CPUs of
+    a group do not agree about it.
     """
     folders = list_cpus(root)
     online, online_source = _find_online(root, folders)
@@ -54,12 +56,15 @@ def find_cpus(root: Root, oddities: list[str]) -> CpuTable:
             f"{describe_cpus(root)}: no CPU is online there: expected at least one",
             "Check that the root is a whole /sys and /proc",
         )
-    offline = (read_cpu_set(root, "offline") or CpuSet()) | (folders - online)
+    said_offline = read_cpu_set(root, "offline") or CpuSet()
+    _check_possible(root, online, said_offline)
+    offline = said_offline | (folders - online)
     # All online CPUs have the same files, so that two of them tell which to look for.
     ends = (online.first, online.last)
     known = list_topology_files(root, ends[0]) | list_topology_files(root, ends[1])
     has_caches = any(list_cache_indexes(root, cpu) for cpu in ends)
-    core_of = _group(root, online, "core_cpus_list", _topology_reader(known, SIBLING_FILES))
+    siblings = _topology_reader(known, SIBLING_FILES)
+    core_of = _group(root, online, "core_cpus_list", siblings, every=True)
     if not core_of:
         oddities.append(
             "No CPU says which its SMT siblings are; each CPU is taken for a core of its own."
@@ -102,6 +107,22 @@ def find_cpus(root: Root, oddities: list[str]) -> CpuTable:
     return CpuTable(rows, online, offline - online, isolated or CpuSet(), sources)
 
 
+def _check_possible(root: Root, online: CpuSet, offline: CpuSet) -> None:
+    """Raises TopologyError for CPUs that are online and offline, or online and not possible."""
+    both = online & offline
+    if both:
+        raise TopologyError(
+            f"{describe_cpus(root, 'offline')}: CPUs {both} are in it and in online: expected each in one",
+            "Record the tree again, while no CPU goes on or offline",
+        )
+    possible = read_cpu_set(root, "possible")
+    if possible is not None and not online <= possible:
+        raise TopologyError(
+            f"{describe_cpus(root, 'possible')}: CPUs {online - possible} are online and not in it: "
+            f"expected all of {online}"
+        )
+
+
 def _source(root: Root, known: frozenset[str], names: tuple[str, ...]) -> str:
     """The path of the first of the topology files that is there."""
     found = next((name for name in names if name in known), None)
@@ -127,8 +148,13 @@ def _topology_reader(known: frozenset[str], names: tuple[str, ...]) -> _Read:
     return lambda root, cpu: read_topology_group(root, cpu, wanted)
 
 
-def _group(root: Root, online: CpuSet, file: str, read: _Read) -> dict[int, int]:
-    """CPU -> lowest online CPU of its group, for the CPUs that some file names."""
+def _group(
+    root: Root, online: CpuSet, file: str, read: _Read, *, every: bool = False
+) -> dict[int, int]:
+    """CPU -> lowest online CPU of its group, for the CPUs that some file names.
+
+    With `every`, each member is asked for its group; else the first and the last are.
+    """
     group_of: dict[int, int] = {}
     for cpu in online:
         if cpu in group_of:
@@ -148,6 +174,14 @@ def _group(root: Root, online: CpuSet, file: str, read: _Read) -> dict[int, int]
                     f"the group of CPU {group_of[member]}: expected groups that do not overlap"
                 )
             group_of[member] = members.first
+        for other in members if every else (members.last,):
+            said = members if other == cpu else read(root, other)
+            if said is not None and said & online != members:
+                raise TopologyError(
+                    f"{describe_cpu(root, other)}: {file} is '{said & online}', and that of CPU {cpu} is "
+                    f"'{members}': expected one group for both",
+                    "Record the tree again, whole, while no CPU goes on or offline",
+                )
     return group_of
 
 
@@ -165,5 +199,13 @@ def _numbered(
     group_of = _group(root, online, file, read_members)
     numbers = {first: read_id(root, first) for first in sorted(set(group_of.values()))}
     numbers |= {cpu: read_id(root, cpu) for cpu in online if cpu not in group_of}
+    # The last CPU of a group is asked too; one that says nothing contradicts nothing.
+    for first, last in {first: cpu for cpu, first in sorted(group_of.items())}.items():
+        number = read_id(root, last)
+        if number is not None and number != numbers[first]:
+            raise TopologyError(
+                f"{describe_cpu(root, last)}: the number of its group in {file} is {number}, and that of CPU "
+                f"{first} in the same group is {numbers[first]}: expected one number"
+            )
     found = {cpu: numbers[group_of.get(cpu, cpu)] for cpu in online}
     return {cpu: number for cpu, number in found.items() if number is not None}

@@ -56,6 +56,7 @@ def find_nodes(root: Root, online: CpuSet, card_memory: NodeSet, oddities: list[
     _check_disjoint(root, cpus)
     with_memory = read_nodes_with_memory(root)
     memory = _find_memory(root, ids, with_memory)
+    _note_contradictions(memory, with_memory, card_memory - ids, oddities)
     kinds = _find_kinds(root, ids, cpus, memory, with_memory, card_memory)
     nodes = tuple(
         NumaNode(node, cpus[node], memory[node], kinds[node], _find_distances(root, node, ids))
@@ -84,6 +85,26 @@ def _check_disjoint(root: Root, cpus: dict[int, CpuSet]) -> None:
                     f"{seen[cpu]}: expected one node for each CPU",
                 )
             seen[cpu] = node
+
+
+def _note_contradictions(
+    memory: dict[int, int | None],
+    with_memory: NodeSet | None,
+    missing: NodeSet,
+    oddities: list[str],
+) -> None:
+    """Adds a sentence for what the files on memory say differently."""
+    for node, size in memory.items():
+        if with_memory is not None and size is not None and (size > 0) != (node in with_memory):
+            oddities.append(
+                f"NUMA node {node} has {size} bytes by its meminfo, and {'some' if node in with_memory else 'no'} "
+                "memory by the nodes' has_memory; the former is believed."
+            )
+    if missing:
+        oddities.append(
+            f"NVIDIA's driver says that NUMA nodes {missing} are its cards' memory, and there are none: "
+            "that memory is not online."
+        )
 
 
 def _find_memory(root: Root, ids: NodeSet, with_memory: NodeSet | None) -> dict[int, int | None]:

@@ -1,0 +1,1 @@
+"""Fuzzing of every reader by atheris: `make fuzz`."""

@@ -1,0 +1,113 @@
+"""A snapshot: what discovery reads of a machine, in one file that can be handed on.
+
+It holds no serial number, UUID, MAC address or host name (see `scrub`), and a plan made from it is
+the machine's own, byte for byte.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from provisioner.archive import MAX_ARCHIVE_BYTES, pack_tree, unpack_tree
+from provisioner.cgroup import WITHIN_ROOT, WITHIN_SELF
+from provisioner.discovery import discover
+from provisioner.errors import InputError, ReadError, WriteError
+from provisioner.fingerprint import machine_fingerprint
+from provisioner.recording import RecordingRoot
+from provisioner.root import MemoryRoot, Root
+from provisioner.scrub import holds_identifier, scrub
+
+
+class Snapshot(NamedTuple):
+    """A snapshot that was taken."""
+
+    data: bytes  # the archive
+    tree: MemoryRoot  # what is in it
+    fingerprint: str  # of what is in it, which is the machine's unless an RDMA device was renamed
+    renamed: Mapping[str, str]  # names of devices that held an identifier -> what stands for them
+
+
+def take_snapshot(root: Root, within: str = WITHIN_ROOT) -> Snapshot:
+    """The snapshot of a machine; the same machine gives the same bytes.
+
+    Args:
+        root: the machine.
+        within: a cgroup to plan for; root and self are always in it.
+
+    Raises InputError for a cgroup whose name is an identifier, and what `discover` raises: a machine
+    that can't be read has no snapshot.
+    """
+    if holds_identifier(within):
+        raise InputError(
+            f"--within '{within}' holds an identifier, which no snapshot does",
+            "Run it in that cgroup, and read the snapshot with --within self",
+        )
+    recorder = RecordingRoot(root)
+    asked = dict.fromkeys((WITHIN_ROOT, WITHIN_SELF, within))
+    found = [machine_fingerprint(discover(recorder, one)) for one in asked]
+    tree, renamed = scrub(
+        root, recorder.recorded(), "snapshot", asked.keys() - {WITHIN_ROOT, WITHIN_SELF}
+    )
+    kept = [machine_fingerprint(discover(tree, one)) for one in asked]
+    if kept != found and not renamed:
+        raise RuntimeError("the snapshot would give another fingerprint than its machine")
+    return Snapshot(pack_tree(tree), tree, kept[0], renamed)
+
+
+def read_snapshot(path: str | os.PathLike[str]) -> MemoryRoot:
+    """The tree that a snapshot's file holds.
+
+    Raises ReadError if it can't be read, or is no snapshot that is whole and harmless.
+    """
+    name = os.fspath(path)
+    try:
+        # Not blocking: a fifo would hang the open.
+        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            data = file.read(MAX_ARCHIVE_BYTES + 1)
+    except OSError as error:
+        raise ReadError(f"{name}: can't be read: {error.strerror}") from error
+    if len(data) > MAX_ARCHIVE_BYTES:
+        raise ReadError(f"{name}: is over {MAX_ARCHIVE_BYTES} bytes: no snapshot is")
+    return unpack_tree(data, name)
+
+
+def save_snapshot(data: bytes, path: str | os.PathLike[str]) -> None:
+    """Writes a snapshot's file whole or not at all. Raises WriteError; then what was there still is."""
+    place = os.path.abspath(path)
+    temporary = None
+    try:
+        fd, temporary = tempfile.mkstemp(prefix=".provision-tmp-", dir=os.path.dirname(place))
+        with open(fd, "wb") as file:
+            file.write(data)
+            os.fchmod(fd, 0o644)
+            file.flush()
+            os.fsync(fd)
+        os.replace(temporary, place)
+        temporary = None
+    except OSError as error:
+        raise WriteError(f"{os.fspath(path)}: can't be written: {error.strerror}") from error
+    finally:
+        if temporary is not None:
+            os.unlink(temporary)
+
+
+def list_snapshots(paths: Sequence[str]) -> list[str]:
+    """The files that the paths name: each file itself, and of a folder all files in it, sorted.
+
+    Raises ReadError for a folder that can't be read.
+    """
+    found: list[str] = []
+    for path in paths:
+        if not os.path.isdir(path):
+            found.append(path)
+            continue
+        try:
+            with os.scandir(path) as entries:
+                found += sorted(entry.path for entry in entries if entry.is_file())
+        except OSError as error:
+            raise ReadError(f"{path}: can't be read: {error.strerror}") from error
+    return found
