@@ -90,9 +90,8 @@ class Fleet:
             group.hosts += 1
             if len(group.first) < _NAMES_SHOWN:
                 group.first.append(host.file)
-        _write_line(
-            self._hosts, [host.file, None if group is None else group.number, host.problems]
-        )
+        problems = [[one.code, one.message, one.hint] for one in host.problems]
+        _write_line(self._hosts, [host.file, None if group is None else group.number, problems])
 
     def plans(self) -> Iterator[tuple[Group, Plan, list[list[RankLabel]]]]:
         """Each group with its plan and its ranks' labels."""

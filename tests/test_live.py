@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner.applied import Applied, Before, format_applied, parse_applied, read_applied
@@ -67,6 +67,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Masks -------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 8191)))
 def test_set_survives_systemds_byte_array(ids: set[int]) -> None:
     data = format_mask(CpuSet(ids))
