@@ -220,6 +220,17 @@ def files() -> dict[str, str]:
     return found | _files("/run/systemd/system.control") | _files("/run/provision")
 
 
+def changes(before: object) -> list[str]:
+    """What is not as in what `files` gave before: path, then and now."""
+    assert isinstance(before, dict)
+    now = files()
+    return [
+        f"{path}: {before.get(path)} -> {now.get(path)}"
+        for path in sorted({*before, *now})
+        if before.get(path) != now.get(path)
+    ]
+
+
 def _files(top: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for folder, _, names in os.walk(top):
