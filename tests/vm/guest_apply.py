@@ -89,7 +89,7 @@ def apply_brings_the_plan_into_force() -> None:
     assert "read back from the kernel" in done.stdout, done.stdout
     for rank in ranks():
         equal(granted(rank["slice"]), (rank["cpus"], rank["memory_nodes"]), rank["slice"])
-    for name, (cpus, nodes) in system_sets().items():
+    for name, (cpus, nodes) in system_sets(there=True).items():
         equal(cpus, "18-19", f"CPUs of {name}")
         equal(nodes, "0-1,3", f"memory nodes of {name}")
     report = verify()
@@ -411,7 +411,7 @@ def runtime_and_transient_leave_nothing_behind() -> None:
         )
         for rank in ranks("/run/provision/plan.json"):
             equal(granted(rank["slice"]), (rank["cpus"], rank["memory_nodes"]), rank["slice"])
-        equal({sets[0] for sets in system_sets().values()}, {"18-19"})
+        equal({sets[0] for sets in system_sets(there=True).values()}, {"18-19"})
         equal(codes(verify()), set())
         done = run("provision", "run", "--rank", "7", "--", "cat", "/proc/self/status")
         assert "Cpus_allowed_list:\t14-15\n" in done.stdout, done.stdout

@@ -199,11 +199,16 @@ def allowed(pid: int) -> tuple[str, str]:
     return lines["Cpus_allowed_list"].strip(), lines["Mems_allowed_list"].strip()
 
 
-def system_sets() -> dict[str, tuple[str, str]]:
-    """The effective sets of the system's own units; what has no cgroup or no cpuset has the root's."""
+def system_sets(*, there: bool = False) -> dict[str, tuple[str, str]]:
+    """The effective sets of the system's own units; what has no cgroup or no cpuset has the root's.
+
+    THERE leaves out those that have no cgroup just now, as user.slice while nobody is logged in.
+    """
     found: dict[str, tuple[str, str]] = {}
     for name in SYSTEM_UNITS:
         folder = CGROUPS / name
+        if there and not folder.exists():
+            continue
         sets = []
         for leaf in ("cpuset.cpus.effective", "cpuset.mems.effective"):
             path = folder / leaf if (folder / leaf).exists() else CGROUPS / leaf
