@@ -109,6 +109,8 @@ def test_this_system() -> None:
     assert what_is_planned(replayed) == what_is_planned(live)
     assert {**topology_to_json(replayed), "is_this_system": True} == topology_to_json(live)
     assert identifiers_in(data) == []
+    # Its /dev holds nothing that is kept, as no made tree's does.
+    assert take_snapshot(unpack_tree(data, "a.tar.gz")).data == data
 
 
 def test_unpacked_snapshot_is_a_root(tmp_path: Path) -> None:
