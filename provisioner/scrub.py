@@ -92,7 +92,6 @@ def scrub(root: Root, recorded: Recorded, name: str, cgroups: Iterable[str] = ()
     folders = {rename(path) for path in recorded.folders}
     for path, names in recorded.folders.items():
         if path == "dev":
-            folders.discard(path)  # without a node that is kept it is as if it were not there
             files |= {f"{path}/{name}": "" for name in names if _DEVICE_NODE.fullmatch(name)}
             continue
         numbered = [

@@ -7,6 +7,7 @@ the machine's own, byte for byte.
 from __future__ import annotations
 
 import os
+import posixpath
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -51,10 +52,25 @@ def take_snapshot(root: Root, within: str = WITHIN_ROOT) -> Snapshot:
     tree, renamed = scrub(
         root, recorder.recorded(), "snapshot", asked.keys() - {WITHIN_ROOT, WITHIN_SELF}
     )
-    kept = [machine_fingerprint(discover(tree, one)) for one in asked]
+    replay = RecordingRoot(tree)
+    kept = [machine_fingerprint(discover(replay, one)) for one in asked]
+    tree = _drop_unasked(tree, replay.recorded().folders)
     if kept != found and not renamed:
         raise RuntimeError("the snapshot would give another fingerprint than its machine")
     return Snapshot(pack_tree(tree), tree, kept[0], renamed)
+
+
+def _drop_unasked(tree: MemoryRoot, asked: Mapping[str, Sequence[str]]) -> MemoryRoot:
+    """The tree less the empty folders that no reader of it asks for, nor finds by a name that it lists.
+
+    Of such a folder all that was in it was dropped, and a snapshot of the snapshot would not have it.
+    """
+    needed = {
+        path
+        for path in tree.empty_folders
+        if path in asked or posixpath.basename(path) in asked.get(posixpath.dirname(path), ())
+    }
+    return MemoryRoot(tree.name, tree.files, tree.links, needed)
 
 
 def read_snapshot(path: str | os.PathLike[str]) -> MemoryRoot:
