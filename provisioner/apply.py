@@ -28,6 +28,7 @@ from provisioner.enforce import (
     Wanted,
     control_drop_ins,
     enforce,
+    find_holder,
     is_as_wanted,
     release,
     remove_control_folders,
@@ -46,7 +47,7 @@ from provisioner.filestore import (
     same,
 )
 from provisioner.idset import CpuSet, NodeSet
-from provisioner.layout import CHECKED_FILE, Layout, slice_cgroup, unit_cgroup
+from provisioner.layout import CHECKED_FILE, Layout, sort_slices, unit_cgroup
 from provisioner.observe import Observed, observe, plan_slices
 from provisioner.plan import Note, Plan
 from provisioner.planfile import format_plan
@@ -60,7 +61,7 @@ Tell = Callable[[str], None]
 CHECK_SERVICE = "provision-check.service"
 VERIFY_SERVICE = "provision-verify.service"
 VERIFY_TIMER = "provision-verify.timer"
-_EXTRAS = (VERIFY_TIMER, VERIFY_SERVICE, CHECK_SERVICE)
+EXTRAS = (VERIFY_TIMER, VERIFY_SERVICE, CHECK_SERVICE)
 
 # What is found with workers that run already, and with strangers: no apply changes it.
 _NOT_OURS_TO_CHANGE = {"process_cpus", "process_nodes", "pages", "overlap"}
@@ -197,7 +198,7 @@ def prepare(
         released=released,
         stale_slices=stale_slices,
         started=frozenset(
-            name for name in (*slices, *_EXTRAS) if bus.unit(name).active_state == "active"
+            name for name in (*slices, *EXTRAS) if bus.unit(name).active_state == "active"
         ),
         seen=seen,
         report=verify(plan, seen),
@@ -257,8 +258,8 @@ def go_back(job: Job, bus: Bus, root: Root, tell: Tell) -> tuple[Problem, ...]:
 
     record = job.layout.applied_path
     reloads = job.layout.mode != "transient"
-    holder = _holder(bus, root)
-    for name in _EXTRAS:
+    holder = find_holder(bus, root)
+    for name in EXTRAS:
         if name not in job.started and f"{job.layout.units}/{name}" in job.entries:
             attempt(name, lambda name=name: stop_extra(name, bus))  # type: ignore[misc]
     attempt("files", lambda: put({path: one for path, one in job.old.items() if path != record}))
@@ -292,7 +293,7 @@ def go_back(job: Job, bus: Bus, root: Root, tell: Tell) -> tuple[Problem, ...]:
 def _carry_out(job: Job, bus: Bus, root: Root, tell: Tell) -> Report:
     layout = job.layout
     reloads = layout.mode != "transient"
-    holder = _holder(bus, root)
+    holder = find_holder(bus, root)
     remove_leftovers(job.old)
     tell("record what was before")
     record = _make_record(job)
@@ -302,7 +303,7 @@ def _carry_out(job: Job, bus: Bus, root: Root, tell: Tell) -> Report:
         for one in job.wanted:
             put(dict.fromkeys(control_drop_ins(one.unit), NOTHING))
             remove_control_folders(one.unit)
-    for name in _EXTRAS:
+    for name in EXTRAS:
         if f"{layout.units}/{name}" in job.stale:
             tell(f"stop {name}")
             stop_extra(name, bus)
@@ -402,11 +403,6 @@ def _stop_if_empty(name: str, bus: Bus) -> None:
         bus.stop(name)
 
 
-def _holder(bus: Bus, root: Root) -> Holder:
-    unified = find_unified(root)
-    return Holder(bus, root, unified.mount if unified else "")
-
-
 def _has_cgroup(unit: str, holder: Holder) -> bool:
     """Whether a unit is there to be set: machine.slice is not before the first machine is."""
     path = unit_cgroup(unit)
@@ -491,7 +487,7 @@ def _missing_folders(paths: tuple[str, ...]) -> tuple[str, ...]:
 def _find_stale_slices(plan: Plan, applied: Applied | None) -> tuple[str, ...]:
     """Slices that an earlier apply made and this plan has not, innermost first."""
     names = {*(applied.slices if applied else ())} - {*plan_slices(plan)}
-    return tuple(sorted(names, key=lambda name: (-slice_cgroup(name).count("/"), name)))
+    return sort_slices(names)[::-1]
 
 
 def _check_stale(names: tuple[str, ...], bus: Bus) -> list[Problem]:

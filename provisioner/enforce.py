@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from provisioner.bus import Bus
-from provisioner.cpusets import Cpuset, read_cpuset
+from provisioner.cpusets import Cpuset, find_unified, read_cpuset
 from provisioner.filestore import look, put
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.layout import CONTROL_FOLDERS, TRANSIENT_FOLDER, unit_cgroup
@@ -42,6 +42,12 @@ class Holder(NamedTuple):
     bus: Bus
     root: Root
     mount: str
+
+
+def find_holder(bus: Bus, root: Root) -> Holder:
+    """The cgroups of a system, set by its systemd."""
+    unified = find_unified(root)
+    return Holder(bus, root, unified.mount if unified else "")
 
 
 def enforce(wanted: Iterable[Wanted], holder: Holder, *, keep: bool = False) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from provisioner.errors import WriteError
 from provisioner.render import RenderedFile, is_ours
+from provisioner.wholefile import TEMPORARY, write_whole
 
-TEMPORARY = ".provision-tmp-"  # starts the name of what a killed run may leave
 _LOCK = "/run/provision.lock"
 
 
@@ -181,18 +181,15 @@ def is_locked() -> bool:
 
 
 def _put_one(place: Path, entry: Entry) -> None:
+    if entry.kind == stat.S_IFREG:
+        write_whole(str(place), entry.data, entry.mode)
+        return
     handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=place.parent)
+    os.close(handle)
     temporary = Path(name)
     try:
-        with open(handle, "wb") as stream:
-            if entry.kind == stat.S_IFREG:
-                stream.write(entry.data)
-                stream.flush()
-                os.fchmod(stream.fileno(), entry.mode)
-                os.fsync(stream.fileno())
-        if entry.kind == stat.S_IFLNK:
-            temporary.unlink()
-            temporary.symlink_to(os.fsdecode(entry.data))
+        temporary.unlink()
+        temporary.symlink_to(os.fsdecode(entry.data))
         os.replace(temporary, place)
     except BaseException:
         temporary.unlink(missing_ok=True)

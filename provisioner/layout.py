@@ -5,7 +5,7 @@ Source: systemd.unit(5), unit file load path.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -105,6 +105,11 @@ def slice_cgroup(unit: str) -> str:
         return "/"
     parts = name.split("-")
     return "".join(f"/{'-'.join(parts[: count + 1])}.slice" for count in range(len(parts)))
+
+
+def sort_slices(names: Iterable[str]) -> tuple[str, ...]:
+    """Slices in an order in which each comes after the one that it lies in."""
+    return tuple(sorted(names, key=lambda name: (slice_cgroup(name).count("/"), name)))
 
 
 def unit_cgroup(unit: str) -> str | None:

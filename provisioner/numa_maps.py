@@ -35,7 +35,7 @@ class PagePlacement(Record):
         """Bytes of all resident pages by node."""
         total: dict[int, int] = {}
         for part in (self.anonymous, self.file, self.mixed):
-            _add(total, part)
+            add_bytes(total, part)
         return total
 
     def local_share(self, nodes: NodeSet) -> float | None:
@@ -116,19 +116,20 @@ def _sort_in(
     total = sum(mapping.nodes.values())
     # Without a file there is nothing to be cached, whatever anon= says of pages such as the vdso's.
     if not mapping.is_file or mapping.anonymous >= total:
-        _add(anonymous, sizes)
+        add_bytes(anonymous, sizes)
     elif not mapping.anonymous:
-        _add(file, sizes)
+        add_bytes(file, sizes)
     elif len(sizes) == 1:
         ((node, size),) = sizes.items()
         copied = mapping.anonymous * mapping.page_bytes
-        _add(anonymous, {node: copied})
-        _add(file, {node: size - copied})
+        add_bytes(anonymous, {node: copied})
+        add_bytes(file, {node: size - copied})
     else:
-        _add(mixed, sizes)
+        add_bytes(mixed, sizes)
 
 
-def _add(total: dict[int, int], part: Mapping[int, int]) -> None:
+def add_bytes(total: dict[int, int], part: Mapping[int, int]) -> None:
+    """Adds bytes by node to a sum."""
     for node, size in part.items():
         total[node] = total.get(node, 0) + size
 

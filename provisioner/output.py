@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 from provisioner.errors import Problem, ProblemsError, ReadError, WriteError
 from provisioner.render import PLAN_FILE, RenderedFile, is_ours
+from provisioner.wholefile import TEMPORARY
 
 # The names that render gives, so that a copy that someone made of a file of ours is left alone.
 _RENDERED_NAME = re.compile(
     r"[^/]+\.slice|[^/]+@\.service|[^/]+-run"
     r"|[^/]+\.d/(?:10-provision-memory|50-provision-confine)\.conf|[^/]+/rank[0-9]+\.env"
 )
-_TEMPORARY = ".provision-tmp-"  # starts the name of what a killed run may leave
 _FORCE_HINT = "Choose another folder, or give --force to write there all the same"
 
 
@@ -242,7 +242,7 @@ def _remove_folder(folder: Path) -> None:
 
 def _write_beside(place: Path, data: bytes, mode: int, undo: ExitStack) -> Path:
     """A new file in the folder of a place, to be renamed there."""
-    handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=place.parent)
+    handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=place.parent)
     path = Path(name)
     undo.callback(path.unlink, missing_ok=True)
     with open(handle, "wb") as stream:
@@ -300,7 +300,7 @@ def _list_files(directory: Path) -> Iterator[str]:
 
 
 def _is_temporary(name: str) -> bool:
-    return name.rpartition("/")[2].startswith(_TEMPORARY)
+    return name.rpartition("/")[2].startswith(TEMPORARY)
 
 
 def _is_leftover(path: Path) -> bool:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from provisioner.applied import Applied
 from provisioner.bus import Bus
-from provisioner.cpusets import find_unified
+from provisioner.cpusets import Unified
 from provisioner.enforce import control_drop_ins
 from provisioner.errors import Problem
 from provisioner.filestore import Entry, look
@@ -76,7 +76,7 @@ def preflight(
     """
     problems: list[Problem] = []
     notes: list[Note] = []
-    problems += _check_cgroups(bus, root, plan)
+    problems += _check_cgroups(seen.unified, bus, root, plan)
     problems += _check_mode(seen.applied, layout)
     problems += _check_ceiling(plan)
     problems += _check_places(entries)
@@ -96,8 +96,7 @@ def preflight(
     return Objections(tuple(problems), tuple(notes))
 
 
-def _check_cgroups(bus: Bus, root: Root, plan: Plan) -> Iterator[Problem]:
-    unified = find_unified(root)
+def _check_cgroups(unified: Unified | None, bus: Bus, root: Root, plan: Plan) -> Iterator[Problem]:
     if unified is None:
         yield Problem(
             "no_cgroup_v2",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from provisioner.fingerprint import machine_fingerprint
 from provisioner.recording import RecordingRoot
 from provisioner.root import MemoryRoot, Root
 from provisioner.scrub import holds_identifier, scrub
+from provisioner.wholefile import write_whole
 
 
 class Snapshot(NamedTuple):
@@ -93,22 +93,10 @@ def read_snapshot(path: str | os.PathLike[str]) -> MemoryRoot:
 
 def save_snapshot(data: bytes, path: str | os.PathLike[str]) -> None:
     """Writes a snapshot's file whole or not at all. Raises WriteError; then what was there still is."""
-    place = os.path.abspath(path)
-    temporary = None
     try:
-        fd, temporary = tempfile.mkstemp(prefix=".provision-tmp-", dir=os.path.dirname(place))
-        with open(fd, "wb") as file:
-            file.write(data)
-            os.fchmod(fd, 0o644)
-            file.flush()
-            os.fsync(fd)
-        os.replace(temporary, place)
-        temporary = None
+        write_whole(os.path.abspath(path), data, 0o644)
     except OSError as error:
         raise WriteError(f"{os.fspath(path)}: can't be written: {error.strerror}") from error
-    finally:
-        if temporary is not None:
-            os.unlink(temporary)
 
 
 def list_snapshots(paths: Sequence[str]) -> list[str]:

@@ -7,19 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from provisioner.applied import Applied, format_applied
-from provisioner.apply import (
-    CHECK_SERVICE,
-    VERIFY_SERVICE,
-    VERIFY_TIMER,
-    remembered,
-    stop_extra,
-)
+from provisioner.apply import EXTRAS, remembered, stop_extra
 from provisioner.bus import Bus
-from provisioner.cpusets import find_unified
 from provisioner.enforce import (
-    Holder,
     Wanted,
     control_drop_ins,
+    find_holder,
     is_as_wanted,
     release,
     remove_control_folders,
@@ -33,7 +26,7 @@ from provisioner.filestore import (
     remove_folders,
     remove_leftovers,
 )
-from provisioner.layout import Layout, slice_cgroup
+from provisioner.layout import Layout, sort_slices
 from provisioner.render import RenderedFile
 from provisioner.root import Root
 
@@ -65,13 +58,12 @@ def undo(
     Raises: BusError, WriteError, ProblemsError; a second undo goes on from there.
     """
     reloads = applied.mode != "transient"
-    unified = find_unified(root)
-    holder = Holder(bus, root, unified.mount if unified else "")
+    holder = find_holder(bus, root)
     tell("record that it is being undone")
     record = file_entry(RenderedFile(format_applied(replace(applied, complete=False))))
     put({layout.applied_path: record})
     remove_leftovers((*applied.paths, layout.applied_path))
-    for name in (VERIFY_TIMER, VERIFY_SERVICE, CHECK_SERVICE):
+    for name in EXTRAS:
         if f"{layout.units}/{name}" in applied.files:
             tell(f"stop {name}")
             stop_extra(name, bus)
@@ -95,7 +87,7 @@ def undo(
             kept.append(path)
     stopped: list[str] = []
     full: list[str] = []
-    for name in sorted(applied.slices, key=lambda name: (-slice_cgroup(name).count("/"), name)):
+    for name in reversed(sort_slices(applied.slices)):
         if bus.list_processes(name):
             full.append(name)
             continue
@@ -106,7 +98,7 @@ def undo(
         tell("reload systemd")
         bus.reload()
     tell("give back CPUs and memory nodes")
-    outermost = sorted(full, key=lambda name: (slice_cgroup(name).count("/"), name))
+    outermost = sort_slices(full)
     units = {name: Wanted(name, None, None) for name in outermost} | remembered(applied)
     for name in (*applied.slices, *applied.before):
         remove_control_folders(name)
@@ -131,6 +123,6 @@ def undo(
         tuple(removed),
         tuple(kept),
         tuple(stopped),
-        tuple(outermost),
+        outermost,
         remove_folders(applied.folders),
     )

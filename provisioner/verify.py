@@ -14,14 +14,14 @@ by it, allowed to each thread, and where the memory lies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from provisioner.cpusets import Cpuset
-from provisioner.idset import CpuSet, NodeSet
+from provisioner.idset import CpuSet, NodeSet, union_cpus
 from provisioner.layout import TRANSIENT_FOLDER
-from provisioner.numa_maps import share_on
+from provisioner.numa_maps import add_bytes, share_on
 from provisioner.observe import Observed, ObservedUnit, Worker
 from provisioner.plan import Plan, Rank, Service
 from provisioner.planfile import to_json
@@ -109,7 +109,7 @@ def verify(plan: Plan, seen: Observed) -> Report:
             own = [
                 *_check_slice(rank.slice, rank.cpus, nodes, seen),
                 *_check_workers(rank.slice, rank.cpus, nodes, seen, notes),
-                *_check_overlap(rank, service, plan, seen),
+                *_check_overlap(rank, plan, seen),
             ]
             findings += own
             ranks.append(_report_rank(service, rank, nodes, seen, ok=not own))
@@ -352,7 +352,7 @@ def _check_workers(
                 "process_cpus",
                 name,
                 f"{who}: {_threads(len(outside), len(process.tasks))} may run on CPUs "
-                f"{_union(task.cpus for task in outside)}: planned {cpus}",
+                f"{union_cpus(task.cpus for task in outside)}: planned {cpus}",
                 "provision apply; a thread follows its cgroup",
             )
         if nodes:
@@ -367,7 +367,7 @@ def _check_workers(
                     "provision apply",
                 )
             yield from _check_pages(name, who, worker, nodes)
-        used = _union(task.cpus for task in process.tasks)
+        used = union_cpus(task.cpus for task in process.tasks)
         if not outside and used < online:
             notes.append(
                 Finding(
@@ -397,7 +397,7 @@ def _check_pages(name: str, who: str, worker: Worker, nodes: NodeSet) -> Iterato
         )
 
 
-def _check_overlap(rank: Rank, service: Service, plan: Plan, seen: Observed) -> Iterator[Finding]:
+def _check_overlap(rank: Rank, plan: Plan, seen: Observed) -> Iterator[Finding]:
     """Who else was given a rank's CPUs: slices of the plan that should not have them, and strangers."""
     for other_service in plan.services:
         for other in other_service.ranks:
@@ -485,8 +485,8 @@ def _report_rank(
         anonymous, files = {}, {}
         for one in placements:
             if one is not None:
-                _add(anonymous, one.anonymous)
-                _add(files, one.file)
+                add_bytes(anonymous, one.anonymous)
+                add_bytes(files, one.file)
     return RankReport(
         service=service.name,
         rank=rank.rank,
@@ -506,18 +506,6 @@ def _report_rank(
         else None,
         ok=ok,
     )
-
-
-def _add(total: dict[int, int], part: Mapping[int, int]) -> None:
-    for node, size in part.items():
-        total[node] = total.get(node, 0) + size
-
-
-def _union(sets: Iterable[CpuSet]) -> CpuSet:
-    total = CpuSet()
-    for one in sets:
-        total |= one
-    return total
 
 
 def _said(ids: CpuSet | NodeSet | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -70,6 +69,7 @@ def command(
     from provisioner.cli.live import (
         find_program,
         live_root,
+        make_tell,
         open_systemd,
         require_root,
         require_this_system,
@@ -94,13 +94,7 @@ def command(
     machine, plan = read_or_make_plan(None, None, "root", plan_file, options)
     require_this_system(machine)
     root = live_root()
-
-    def tell(step: str) -> None:
-        if verbose:
-            with suppress(OSError, ValueError):  # who reads may be gone, and the work goes on
-                click.echo(f"  {step}")
-                sys.stdout.flush()
-
+    tell = make_tell(verbose)
     with locked(tell_waiting):
         bus = open_systemd()
         job = prepare(

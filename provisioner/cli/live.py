@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -56,6 +58,18 @@ def open_systemd() -> Bus:
     from provisioner.bus import open_bus
 
     return open_bus()
+
+
+def make_tell(verbose: bool) -> Callable[[str], None]:
+    """What says each step of an act, if it is to be said."""
+
+    def tell(step: str) -> None:
+        if verbose:
+            with suppress(OSError, ValueError):  # who reads may be gone, and the work goes on
+                click.echo(f"  {step}")
+                sys.stdout.flush()
+
+    return tell
 
 
 def tell_waiting() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import suppress
-
 import click
 
 from provisioner.cli.console import print_line
@@ -20,7 +17,7 @@ def command(dry_run: bool, force: bool, verbose: bool) -> None:
     No worker is killed: slices that still hold processes are given all CPUs and memory nodes.
     """
     from provisioner.applied import read_applied
-    from provisioner.cli.live import live_root, open_systemd, require_root, tell_waiting
+    from provisioner.cli.live import live_root, make_tell, open_systemd, require_root, tell_waiting
     from provisioner.errors import Problem, ProblemsError
     from provisioner.filestore import locked
     from provisioner.guard import run_guarded
@@ -29,12 +26,7 @@ def command(dry_run: bool, force: bool, verbose: bool) -> None:
 
     require_root("undo")
     root = live_root()
-
-    def tell(step: str) -> None:
-        if verbose:
-            with suppress(OSError, ValueError):
-                click.echo(f"  {step}")
-                sys.stdout.flush()
+    tell = make_tell(verbose)
 
     def go_on() -> tuple[Problem, ...]:
         # Half undone is no state to go back from: what is left is done here.
