@@ -113,6 +113,12 @@ def run_command(arguments: list[str]) -> int:
         # Files are read and written with errors of their own; what is left is the output.
         place = error.filename or "the output"
         click.echo(f"Error: {printable(str(place))}: can't be written: {error.strerror}", err=True)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            sys.stdout = (
+                None  # Python would try once more when it exits, and end with a status of its own
+            )
         return EXIT_FAILED
     except Exception as error:
         if debug:
