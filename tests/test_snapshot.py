@@ -37,7 +37,7 @@ from provisioner.scrub import scrub
 from provisioner.snapshot import list_snapshots, read_snapshot, save_snapshot, take_snapshot
 from provisioner.topology import Machine
 from provisioner.topology_report import topology_to_json
-from tests.machines import machine_names, read_machine, require_machines, unpack_machine
+from tests.machines import extract, machine_names, read_machine, require_machines, unpack_machine
 from tests.test_agreement import REFUSED
 from tests.trees import CARD_IDS, host_facts, write_tree
 
@@ -117,7 +117,7 @@ def test_unpacked_snapshot_is_a_root(tmp_path: Path) -> None:
     """What any tar unpacks of a snapshot is read by --root as the machine."""
     snapshot = take_snapshot(build_tree(read_sample("grace-4gpu")))
     with tarfile.open(fileobj=io.BytesIO(snapshot.data)) as archive:
-        archive.extractall(tmp_path, filter="data")
+        extract(archive, tmp_path)
     assert topology_to_json(discover(DirectoryRoot(tmp_path))) == topology_to_json(
         discover(snapshot.tree)
     )
