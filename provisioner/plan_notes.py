@@ -145,7 +145,7 @@ def rank_notes(
     """The notes on rank `number` of a service."""
     notes: list[Note] = []
     for place in places:
-        card, locality = place.card.name, place.locality
+        card, noun, locality = place.card.name, place.card.noun, place.locality
         if locality.source not in {"numa_node", "driver"}:
             hint = (
                 ""
@@ -155,7 +155,7 @@ def rank_notes(
             notes.append(
                 Note(
                     f"by_{locality.source}",
-                    f"GPU {card} is taken for local to node {locality.nodes}: {locality.evidence}.",
+                    f"{noun} {card} is taken for local to node {locality.nodes}: {locality.evidence}.",
                     hint,
                 )
             )
@@ -163,13 +163,13 @@ def rank_notes(
             notes.append(
                 Note(
                     "several_nodes",
-                    f"GPU {card} is local to nodes {locality.nodes} and draws on each evenly.",
+                    f"{noun} {card} is local to nodes {locality.nodes} and draws on each evenly.",
                 )
             )
         notes += [
             Note(
                 "node_without_cpus",
-                f"GPU {card}: its node {node} has no CPUs; those of node {place.cpu_nodes} serve it.",
+                f"{noun} {card}: its node {node} has no CPUs; those of node {place.cpu_nodes} serve it.",
             )
             for node in locality.nodes - place.cpu_nodes
         ]
@@ -190,7 +190,7 @@ def rank_notes(
     notes += [
         Note(
             "partitions",
-            f"GPU {place.card.name} is cut into {len(place.card.numbers)} partitions: its runtime counts "
+            f"{place.card.noun} {place.card.name} is cut into {len(place.card.numbers)} partitions: its runtime counts "
             f"{place.card.numbers[0]} to {place.card.numbers[-1]}, and here it is one card.",
             'Set visible_devices = "rank" for engines that take the one device at entry LOCAL_RANK'
             if service.visible_devices == "service"

@@ -160,7 +160,7 @@ class RankBuilder(NamedTuple):
             problems.append(
                 Problem(
                     "no_memory_node",
-                    f"service '{service.name}': rank {number} (GPU {names}): {why}",
+                    f"service '{service.name}': rank {number} ({places[0].card.noun} {names}): {why}",
                     'Set memory = "off" to plan CPUs alone, or widen the cpuset\'s memory nodes',
                 )
             )

@@ -68,7 +68,7 @@ def find_places(machine: Machine, stated: Mapping[str, int]) -> tuple[list[Place
         problems.append(
             Problem(
                 reason.code,
-                f"GPU {card.name}: {reason.message}",
+                f"{card.noun} {card.name}: {reason.message}",
                 f'State it in provision.toml: [locality] "{card.name}" = NODE, the id of its NUMA node',
             )
         )
@@ -241,8 +241,9 @@ def _too_few(machine: Machine, node: int, cores: tuple[Core, ...], local: list[P
         names = ", ".join(place.card.name for place in local)
         return Problem(
             "no_local_cpu",
-            f"GPU {names}: no local CPU is allowed: NUMA node {node} has CPUs {machine.node(node).cpus}, "
-            f"none of which is free and whole (the ceiling is {machine.ceiling_cpus or 'empty'})",
+            f"{local[0].card.noun} {names}: no local CPU is allowed: NUMA node {node} has CPUs "
+            f"{machine.node(node).cpus}, none of which is free and whole (the ceiling is "
+            f"{machine.ceiling_cpus or 'empty'})",
             "List the other cards in devices=, lower reserve_cores=, or widen the cpuset of the slices' parent",
         )
     return Problem(
@@ -297,8 +298,8 @@ def _divide_by_card_number(
             work.problems.append(
                 Problem(
                     "card_range_empty",
-                    f"GPU {place.card.name}: policy 'card-range' cuts CPUs {cut or 'none'} for card {number}, "
-                    f"none of which is free (free are {free or 'none'})",
+                    f"{place.card.noun} {place.card.name}: policy 'card-range' cuts CPUs {cut or 'none'} for card "
+                    f"{number}, none of which is free (free are {free or 'none'})",
                     'Take policy "exclusive"',
                 )
             )

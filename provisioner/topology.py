@@ -23,6 +23,8 @@ MEMORY_KINDS: tuple[MemoryKind, ...] = ("dram", "gpu", "hbm", "cxl", "none")
 Vendor = Literal["nvidia", "amd", "hygon", "intel", "habana", "ascend"]
 VENDORS: tuple[Vendor, ...] = ("nvidia", "amd", "hygon", "intel", "habana", "ascend")
 
+_NOUNS = {"habana": "Gaudi", "ascend": "NPU"}
+
 NodeSource = Literal["locality", "numa_node", "driver", "bridge", "local_cpulist", "one_node"]
 
 
@@ -100,6 +102,11 @@ class Accelerator:
     def name(self) -> str:
         """The PCI address, or vendor and index where none is known."""
         return str(self.address) if self.address is not None else f"{self.vendor}{self.index}"
+
+    @property
+    def noun(self) -> str:
+        """What people call such a card, to stand before its name."""
+        return _NOUNS.get(self.vendor, "GPU")
 
     @property
     def runtime_numbers(self) -> tuple[int, ...]:

@@ -361,7 +361,7 @@ def test_npu_on_a_node_that_is_not_there() -> None:
     machine = make_host(TWO_NODES, ub_devices=(UbFacts(name="udma0", numa=8),))
     assert machine.accelerators[0].numa_node is None
     assert "udma0 says NUMA node 8" in machine.oddities[0]
-    with pytest.raises(ProblemsError, match="GPU ascend0"):
+    with pytest.raises(ProblemsError, match="NPU ascend0"):
         plan_for(machine)
     assert ranks_of(plan_for(machine, locality={"ascend0": 1}))[0].cpu_nodes.first == 1
 

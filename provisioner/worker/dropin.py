@@ -253,7 +253,7 @@ def _node_of_card(machine: Machine, card: Accelerator) -> int:
         if place.card.name == card.name:
             if len(place.cpu_nodes) > 1:
                 raise InputError(
-                    f"GPU {card.name}: NUMA nodes {place.cpu_nodes} are equally local to it",
+                    f"{card.noun} {card.name}: NUMA nodes {place.cpu_nodes} are equally local to it",
                     "Use bind_local_rank(), which draws on each of them",
                 )
             return place.cpu_nodes.first
