@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from provisioner.idset import NodeSet
+from provisioner.idset import CpuSet, NodeSet
+from provisioner.pci import PciAddress
 from provisioner.plan import Note
-from provisioner.topology import Accelerator, Machine
+from provisioner.topology import Accelerator, Machine, PciFunction
 
 # What a vendor's driver is called, for people.
 DRIVERS = {
@@ -41,14 +42,11 @@ def find_oddities(machine: Machine) -> Iterator[Note]:
         )
     for card in machine.accelerators:
         yield from _contradicting_locality(machine, card)
-    smt = sorted({len(core.cpus) for core in machine.cores})
-    if len(smt) > 1:
-        few = sum(1 for core in machine.cores if len(core.cpus) == smt[0])
-        yield Note(
-            "mixed_smt",
-            f"Cores have {' or '.join(str(one) for one in smt)} CPUs: {few} of {len(machine.cores)} have {smt[0]}.",
-            "Hybrid CPUs are so; else look for offline SMT siblings",
-        )
+    yield from _unlike_neighbours(machine)
+    yield from _all_on_one_node(machine)
+    yield from _mixed_smt(machine)
+    yield from _packages_and_nodes(machine)
+    yield from _small_nodes(machine)
     if machine.ceiling_cpus != machine.online_cpus:
         yield Note(
             "ceiling",
@@ -87,6 +85,162 @@ def _contradicting_locality(machine: Machine, card: Accelerator) -> Iterator[Not
             f"Card {card.name} says NUMA node {node.id} by its numa_node and CPUs {function.local_cpus}, of "
             "another node, by its local_cpulist; the former is believed.",
             f'State the right one in provision.toml: [locality] "{card.name}" = NODE',
+        )
+
+
+def _unlike_neighbours(machine: Machine) -> Iterator[Note]:
+    """The note on each card whose NUMA node is not that of what is nearest to it on the PCI bus.
+
+    The kernel gives a function the node of its bus, so a card that differs has it from firmware of
+    its own, or from somebody who wrote to its numa_node.
+    """
+    for card in machine.accelerators:
+        path = machine.pci_path(card.address)
+        # A node of memory alone, as Grace Hopper's cards name, has no bus.
+        if not path or path[0].numa_node not in machine.cpu_nodes:
+            continue
+        beside = _nearest_nodes(machine, path)
+        above = next((one for one in path[1:] if one.numa_node in machine.cpu_nodes), None)
+        if above is not None and above.numa_node != path[0].numa_node:
+            said = f"the bridge {above.address} above it node {above.numa_node}"
+        elif beside and path[0].numa_node not in beside.values():
+            said = ", ".join(f"{address} node {node}" for address, node in list(beside.items())[:3])
+            said = f"what is nearest to it on the PCI bus another: {said}"
+        else:
+            continue
+        yield Note(
+            "unlike_neighbours",
+            f"Card {card.name} names NUMA node {path[0].numa_node}, and {said}.",
+            "Firmware or somebody who wrote to its numa_node is wrong: see the board's manual, and state the right one "
+            f'in provision.toml: [locality] "{card.name}" = NODE',
+        )
+
+
+def _nearest_nodes(machine: Machine, path: Sequence[PciFunction]) -> dict[PciAddress, int]:
+    """The NUMA nodes of the cards and network devices below the lowest bridge that has others below it.
+
+    Without such a bridge, of those below the same host bridge; functions without a node are left out.
+    """
+    above = [one.address for one in path[1:]]
+    found: dict[PciAddress, int] = {}
+    best = -1
+    for address in (
+        *(one.address for one in machine.accelerators),
+        *(one.address for one in machine.nics),
+    ):
+        other = machine.pci_path(address)
+        if not other or address == path[0].address or other[0].host_bridge != path[0].host_bridge:
+            continue
+        node = other[0].numa_node
+        if node is None or node not in machine.cpu_nodes or path[0].host_bridge is None:
+            continue
+        depth = len({one.address for one in other[1:]}.intersection(above))
+        if depth > best:
+            best, found = depth, {}
+        if depth == best and address is not None:
+            found[address] = node
+    return found
+
+
+def _all_on_one_node(machine: Machine) -> Iterator[Note]:
+    """The note on cards that all name one of several NUMA nodes, as they do where firmware says 0 for unknown."""
+    named: list[int | None] = []
+    for card in machine.accelerators:
+        path = machine.pci_path(card.address)
+        named.append(path[0].numa_node if path else card.numa_node)
+    if len(named) > 1 and len(machine.cpu_nodes) > 1 and len(set(named)) == 1:
+        node = named[0]
+        if node is not None and node in machine.cpu_nodes:
+            yield Note(
+                "all_on_one_node",
+                f"All {len(named)} cards name NUMA node {node}, of nodes {machine.cpu_nodes}.",
+                "Right where all their slots are that node's; some firmware says it where it knows nothing. See the "
+                "board's manual, or provision topology for the bridges, and state others in [locality]",
+            )
+
+
+def _mixed_smt(machine: Machine) -> Iterator[Note]:
+    """The note on cores with fewer CPUs than others."""
+    sizes = sorted({len(core.cpus) for core in machine.cores})
+    if len(sizes) < 2:
+        return
+    few = [core for core in machine.cores if len(core.cpus) < sizes[-1]]
+    if machine.offline_cpus:
+        yield Note(
+            "mixed_smt",
+            f"SMT is off on some cores: {len(few)} of {len(machine.cores)} have fewer CPUs online than the "
+            f"others' {sizes[-1]} ({_some(few[0].cpus, len(few))}), and CPUs {machine.offline_cpus} are offline.",
+            "Bring the siblings online (echo 1 > /sys/devices/system/cpu/cpuN/online), or take all of them offline "
+            "(echo off > /sys/devices/system/cpu/smt/control)",
+        )
+    else:
+        yield Note(
+            "mixed_smt",
+            f"Cores have {' or '.join(str(one) for one in sizes)} CPUs: {len(few)} of {len(machine.cores)} have "
+            f"fewer than {sizes[-1]}.",
+            "Hybrid CPUs are so; shares are counted in cores, and exclude_cpus= keeps the slower ones out",
+        )
+
+
+def _some(first: CpuSet, count: int) -> str:
+    return f"core of CPU {first}" if count == 1 else f"the first is that of CPU {first}"
+
+
+def _packages_and_nodes(machine: Machine) -> Iterator[Note]:
+    """The notes on packages and NUMA nodes neither of which is a part of the other."""
+    packages: dict[int, CpuSet] = {}
+    for core in machine.cores:
+        if core.package is not None:
+            packages[core.package] = packages.get(core.package, CpuSet()) | core.cpus
+    nodes = {node.id: node.cpus for node in machine.nodes if node.cpus}
+    across: list[str] = []
+    several: dict[int, list[int]] = {}
+    for package, cpus in sorted(packages.items()):
+        touched = [node for node, own in nodes.items() if not own.isdisjoint(cpus)]
+        if len(touched) > 1 and not all(nodes[node] <= cpus for node in touched):
+            across.append(f"package {package} lies on nodes {NodeSet(touched)}")
+        for node in touched:
+            several.setdefault(node, []).append(package)
+    if across:
+        more = f", and {len(across) - 4} more" if len(across) > 4 else ""
+        yield Note(
+            "package_across_nodes",
+            f"Packages and NUMA nodes contradict each other: {', '.join(across[:4])}{more}, and those nodes have "
+            "other packages' CPUs too.",
+            "No hardware is so: a hypervisor made it up. Give the virtual machine sockets that match its NUMA nodes",
+        )
+        return
+    crowded = {node: held for node, held in several.items() if len(held) > 1}
+    if crowded:
+        yield Note(
+            "packages_in_node",
+            f"{_describe_crowded(crowded)}: where memory is near to is not known within it.",
+            "Turn node interleaving (NPS0) off in the firmware and numa=off out of the kernel's command line, or "
+            "give the virtual machine as many sockets as NUMA nodes",
+        )
+
+
+def _describe_crowded(crowded: Mapping[int, list[int]]) -> str:
+    node, held = next(iter(crowded.items()))
+    first = f"NUMA node {node} holds {len(held)} packages"
+    return first if len(crowded) == 1 else f"{first}, and {len(crowded) - 1} other nodes several"
+
+
+def _small_nodes(machine: Machine) -> Iterator[Note]:
+    """The note on nodes with CPUs whose ordinary memory is under two thirds of what is usual there."""
+    sizes = {
+        node.id: node.memory_bytes
+        for node in machine.nodes
+        if node.cpus and node.kind in ("dram", "none") and node.memory_bytes is not None
+    }
+    usual = sorted(sizes.values())[len(sizes) // 2] if sizes else 0
+    small = {node: size for node, size in sizes.items() if 3 * size < 2 * usual}
+    if small:
+        said = ", ".join(f"node {node} {size / 2**30:.1f} GiB" for node, size in small.items())
+        yield Note(
+            "small_memory",
+            f"NUMA nodes have much less memory than their peers' {usual / 2**30:.1f} GiB: {said}.",
+            "Check the memory modules of their channels; memory_need= refuses a plan whose ranks don't fit there",
         )
 
 

@@ -127,7 +127,9 @@ CASES: Mapping[str, Case] = {
         notes=frozenset({"idle_nodes"}),
     ),
     # The other six cards of the host are hidden from the job that wrote the report.
-    "05-slurm-2of8-a100": Case(pairs(48, 63, 8, 128), 128, NPS4, notes=frozenset({"idle_nodes"})),
+    "05-slurm-2of8-a100": Case(
+        pairs(48, 63, 8, 128), 128, NPS4, notes=frozenset({"idle_nodes", "all_on_one_node"})
+    ),
     "06-dgx-h100": Case(
         (*pairs(0, 55, 14, 112), *pairs(56, 111, 14, 112)),
         112,
@@ -193,7 +195,10 @@ CASES: Mapping[str, Case] = {
         notes=frozenset({"uneven_shares"}),
     ),
     "26-b200-dgx": Case(
-        pairs(0, 55, 28, 112), 112, {1: "56-111,168-223"}, notes=frozenset({"idle_nodes"})
+        pairs(0, 55, 28, 112),
+        112,
+        {1: "56-111,168-223"},
+        notes=frozenset({"idle_nodes", "all_on_one_node"}),
     ),
     "28-b200-snc2": Case(
         (*pairs(0, 27, 14, 112), *pairs(28, 55, 14, 112)),
@@ -253,7 +258,7 @@ CASES: Mapping[str, Case] = {
         104,
         {1: "52-103,156-207"},
         vendor="intel",
-        notes=frozenset({"idle_nodes", "remainder"}),
+        notes=frozenset({"idle_nodes", "remainder", "all_on_one_node"}),
     ),
 }
 
