@@ -43,6 +43,9 @@ _TEXTS = (
     b"cpu_cores_count 0\nsimd_count 304\nvendor_id 4098\nlocation_id 4352\ndomain 0\n",
     b"NPU0 CPU Affinity\nNPU0 X 0-3\n| 0 910B | OK |\n| 0 | 0000:C1:00.0 | 0 |\n",
     b"4 GiB",
+    b"\tGPU0\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\tX\tPIX\t0-3\t0\tN/A\n  NIC0: mlx5_0\n",
+    b"node 0 cpus: 0 1\nnode 0 size: 9 MB\nnode distances:\nnode   0\n  0:  10\n",
+    b"export OMP_PLACES='cores' # x\nNUMAPolicy=bind\nflags : hypervisor\n6.1\n",
 )
 
 

@@ -27,9 +27,21 @@ from provisioner.facts import (
     read_facts,
 )
 from provisioner.fingerprint import machine_fingerprint
+from provisioner.hostfs import (
+    ENVIRONMENT,
+    MANAGER,
+    parse_assignments,
+    parse_banned,
+    parse_is_virtual,
+    parse_kernel,
+    parse_manager_environment,
+    parse_manager_keys,
+)
 from provisioner.hwloc import read_hwloc
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.npu_smi import parse_npu_smi
+from provisioner.numactl import parse_numactl
+from provisioner.nvidia_smi import parse_topology
 from provisioner.pci import PciAddress, parse_pci_address
 from provisioner.planfile import format_plan, parse_plan
 from provisioner.planner import make_plan
@@ -232,12 +244,20 @@ def fuzz_texts(data: bytes) -> None:
         parse_id,
         parse_int,
         parse_kfd_gpu,
+        parse_is_virtual,
+        parse_kernel,
+        parse_manager_environment,
         parse_meminfo,
         parse_npu_smi,
         parse_numa_status,
+        parse_numactl,
         parse_nvidia_information,
         parse_pci_address,
         parse_size,
+        parse_topology,
+        lambda text: parse_banned(f"IRQBALANCE_BANNED_CPUS={text}"),
+        lambda text: parse_assignments(text, ENVIRONMENT),
+        lambda text: parse_manager_keys(f"[Manager]\n{text}", MANAGER),
     ):
         with refused():
             parse(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -20,6 +21,16 @@ from provisioner.cgroup import (
     format_own_paths,
 )
 from provisioner.errors import ReadError, shorten
+from provisioner.hostfs import (
+    ENVIRONMENT,
+    IRQBALANCE,
+    MANAGER,
+    MANAGER_ENVIRONMENT,
+    parse_assignments,
+    parse_is_virtual,
+    parse_manager_environment,
+    parse_manager_keys,
+)
 from provisioner.pci import find_pci_address
 from provisioner.recording import Recorded
 from provisioner.root import MemoryRoot, Root
@@ -35,8 +46,10 @@ _IDENTIFIER = re.compile(
 # An NPU's device on the unified bus, which is known by its name: the letters before its numbers would
 # make them such a run.
 _NPU = re.compile(r"udma[cC][0-9]{1,4}d[0-9]{1,4}e[0-9]{1,4}", re.ASCII)
-# Devices that an administrator may name.
+# Devices that an administrator may name, and folders of files of which they may name some.
 _NAMED_BY_PEOPLE = ("net", "infiniband")
+_WRITTEN_BY_PEOPLE = ("environment.d", "profile.d", "system.conf.d")
+_OF_PEOPLE = re.compile(r"(?:etc|run|usr)/")
 # The folders of a listing that say something by being there.
 _NUMBERED = re.compile(r"(?:cpu|node|index)[0-9]{1,9}", re.ASCII)
 # The folder that tells an online CPU by having anything in it.
@@ -44,6 +57,8 @@ _TOPOLOGY = re.compile(r"sys/devices/system/cpu/cpu[0-9]+/topology", re.ASCII)
 # The folder of which a name's being there is an RDMA device's port.
 _PORTS = re.compile(r"sys/.*/infiniband/[^/]+/ports", re.ASCII)
 _PORT = re.compile(r"[0-9]{1,9}", re.ASCII)
+# The folder of which a name's being there is an interrupt of the function.
+_INTERRUPTS = re.compile(r"sys/.*/msi_irqs", re.ASCII)
 _DEVICE_NODE = re.compile(r"(?:nvidia|davinci)[0-9]{1,9}", re.ASCII)
 
 _NUMBER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
@@ -71,7 +86,8 @@ def scrub(root: Root, recorded: Recorded, name: str, cgroups: Iterable[str] = ()
     """
     moves, own = _place_cgroups(root, recorded.files, cgroups)
     paths = [*recorded.files, *recorded.links, *recorded.links.values(), *recorded.folders]
-    renames, devices = _find_renames([_move(path, moves) for path in paths], _host_name(root))
+    host = _host_name(root)
+    renames, devices = _find_renames([_move(path, moves) for path in paths], host)
 
     def rename(path: str) -> str:
         return "/".join(renames.get(part, part) for part in _move(path, moves).split("/"))
@@ -79,6 +95,10 @@ def scrub(root: Root, recorded: Recorded, name: str, cgroups: Iterable[str] = ()
     files: dict[str, str] = {}
     for path, text in recorded.files.items():
         reduced = _reduce(path, text)
+        if reduced is not None and _OF_PEOPLE.match(path):
+            reduced = "".join(
+                line for line in reduced.splitlines(True) if not host or host not in line.lower()
+            )
         if reduced is not None:
             files[rename(path)] = reduced
     if "proc/self/mounts" in recorded.files or "proc/mounts" in recorded.files:
@@ -99,7 +119,7 @@ def scrub(root: Root, recorded: Recorded, name: str, cgroups: Iterable[str] = ()
             for name in names
             if _NUMBERED.fullmatch(name)
             or find_pci_address(name) is not None
-            or (_PORT.fullmatch(name) and _PORTS.fullmatch(path))
+            or (_PORT.fullmatch(name) and (_PORTS.fullmatch(path) or _INTERRUPTS.fullmatch(path)))
         ]
         folders |= {f"{rename(path)}/{name}" for name in numbered}
     for path in recorded.folders:
@@ -136,11 +156,17 @@ def _find_renames(paths: Iterable[str], host: str) -> tuple[dict[str, str], dict
         for part in path.split("/"):
             is_device = above in _NAMED_BY_PEOPLE
             is_named_so = holds_identifier(part) and not _NPU.fullmatch(part)
-            if is_named_so or (is_device and host and host in part.lower()):
+            by_people = is_device or above in _WRITTEN_BY_PEOPLE
+            if is_named_so or (by_people and host and host in part.lower()):
                 found[part] = found.get(part, False) or is_device
             above = part
-    renames = {part: f"renamed{number}" for number, part in enumerate(sorted(found))}
+    renames = {part: f"renamed{number}{_ending(part)}" for number, part in enumerate(sorted(found))}
     return renames, {part: new for part, new in renames.items() if found[part]}
+
+
+def _ending(name: str) -> str:
+    """What a file's name has to end in for its reader to take it up."""
+    return next((ending for ending in (".conf", ".sh") if name.endswith(ending)), "")
 
 
 def _host_name(root: Root) -> str:
@@ -238,6 +264,43 @@ def _pairs(*names: str) -> _Reduce:
     return reduce
 
 
+def _assignments(*names: str) -> _Reduce:
+    """Keeps the lines 'NAME=value' of these names, with what identifies nobody of the values."""
+
+    def reduce(text: str) -> str | None:
+        kept = [
+            f"{name}={shlex.quote(value)}\n"
+            for name, value in parse_assignments(text, names)
+            if value.isprintable() and not holds_identifier(value)
+        ]
+        return "".join(kept) or None
+
+    return reduce
+
+
+def _manager_keys(text: str) -> str | None:
+    """Keeps what systemd's own configuration says of all services' CPUs, memory and environment."""
+    kept: list[str] = []
+    for key, value in parse_manager_keys(text, (*MANAGER, MANAGER_ENVIRONMENT)):
+        if key == MANAGER_ENVIRONMENT and value:
+            pairs = [
+                shlex.quote(f"{name}={one}")
+                for name, one in parse_manager_environment(value)
+                if not holds_identifier(one)
+            ]
+            kept += [f"{key}={' '.join(pairs)}\n"] if pairs else []
+        elif not holds_identifier(value):
+            kept.append(f"{key}={value}\n")
+    return "[Manager]\n" + "".join(kept) if kept else None
+
+
+def _cpuinfo(text: str) -> str:
+    """Keeps what names a Xeon Phi, and whether a hypervisor is below."""
+    virtual = parse_is_virtual(text)
+    flags = "" if virtual is None else f"flags\t: {'hypervisor' if virtual else ''}\n"
+    return ("model name\t: Xeon Phi\n" if "Xeon Phi" in text else "") + flags
+
+
 def _product(text: str) -> str | None:
     """Keeps what a product is called: the card's own memory may hold anything there."""
     name = text.strip()
@@ -260,8 +323,15 @@ _RULES: tuple[tuple[re.Pattern[str], _Reduce], ...] = tuple(
     (re.compile(pattern, re.ASCII), reduce)
     for pattern, reduce in (
         (r"proc/meminfo|sys/devices/system/node/node\d+/meminfo", _matching(r"^.*MemTotal:.*$")),
-        # Which names a Xeon Phi, or says nothing that counts.
-        (r"proc/cpuinfo", _matching(r"Xeon Phi")),
+        (r"proc/cpuinfo", _cpuinfo),
+        (r"proc/sys/kernel/osrelease", _matching(r"\A[0-9]{1,4}\.[0-9]{1,4}")),
+        (r"sys/devices/system/cpu/smt/control", _matching(r"\A[a-z]{1,20}")),
+        (
+            r"etc/(?:environment|profile|environment\.d/[^/]+|profile\.d/[^/]+)",
+            _assignments(*ENVIRONMENT),
+        ),
+        (r"(?:etc|run|usr(?:/local)?/lib)/systemd/system\.conf(?:\.d/[^/]+)?", _manager_keys),
+        (r"etc/(?:default|sysconfig)/irqbalance", _assignments(*IRQBALANCE)),
         (r"proc/driver/nvidia/gpus/[^/]+/information", _lines("Model", "Device Minor")),
         (r"proc/driver/nvidia/gpus/[^/]+/numa_status", _lines("Node")),
         # AMD's compute driver has a card's unique_id among what is read.

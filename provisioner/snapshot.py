@@ -1,4 +1,4 @@
-"""A snapshot: what discovery reads of a machine, in one file that can be handed on.
+"""A snapshot: what is read of a machine to plan for it and to look at it, in one file that can be handed on.
 
 It holds no serial number, UUID, MAC address or host name (see `scrub`), and a plan made from it is
 the machine's own, byte for byte.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from provisioner.archive import MAX_ARCHIVE_BYTES, pack_tree, unpack_tree
@@ -16,6 +16,7 @@ from provisioner.cgroup import WITHIN_ROOT, WITHIN_SELF
 from provisioner.discovery import discover
 from provisioner.errors import InputError, ReadError, WriteError
 from provisioner.fingerprint import machine_fingerprint
+from provisioner.hostfs import read_settings
 from provisioner.recording import RecordingRoot
 from provisioner.root import MemoryRoot, Root
 from provisioner.scrub import holds_identifier, scrub
@@ -48,16 +49,23 @@ def take_snapshot(root: Root, within: str = WITHIN_ROOT) -> Snapshot:
         )
     recorder = RecordingRoot(root)
     asked = dict.fromkeys((WITHIN_ROOT, WITHIN_SELF, within))
-    found = [machine_fingerprint(discover(recorder, one)) for one in asked]
+    found = _read_all(recorder, asked)
     tree, renamed = scrub(
         root, recorder.recorded(), "snapshot", asked.keys() - {WITHIN_ROOT, WITHIN_SELF}
     )
     replay = RecordingRoot(tree)
-    kept = [machine_fingerprint(discover(replay, one)) for one in asked]
+    kept = _read_all(replay, asked)
     tree = _drop_unasked(tree, replay.recorded().folders)
     if kept != found and not renamed:
         raise RuntimeError("the snapshot would give another fingerprint than its machine")
     return Snapshot(pack_tree(tree), tree, kept[0], renamed)
+
+
+def _read_all(root: Root, asked: Iterable[str]) -> list[str]:
+    """The fingerprint within each cgroup; all that any command reads of a recording has then been read."""
+    machines = [discover(root, one) for one in asked]
+    read_settings(root, machines[0])
+    return [machine_fingerprint(machine) for machine in machines]
 
 
 def _drop_unasked(tree: MemoryRoot, asked: Mapping[str, Sequence[str]]) -> MemoryRoot:
@@ -68,8 +76,10 @@ def _drop_unasked(tree: MemoryRoot, asked: Mapping[str, Sequence[str]]) -> Memor
     needed = {
         path
         for path in tree.empty_folders
-        if path in asked or posixpath.basename(path) in asked.get(posixpath.dirname(path), ())
+        if posixpath.basename(path) in asked.get(posixpath.dirname(path), ())
     }
+    # One whose being there says something may have held nothing but such folders.
+    needed |= {path for path in asked if tree.resolve(path) == path}
     return MemoryRoot(tree.name, tree.files, tree.links, needed)
 
 

@@ -188,7 +188,7 @@ def test_render_writes_checks_and_prints(capsys: Capture, tmp_path: Path) -> Non
     [
         (
             ["nonsense"],
-            "there is no command 'nonsense': expected one of topology, plan, render, apply, verify,",
+            "there is no command 'nonsense': expected one of topology, plan, doctor, render, apply,",
         ),
         (["plan", "--policy", "best"], "exclusive"),
         (["plan", "--sample", "none"], "two-socket-8gpu"),

@@ -21,8 +21,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # one may say, and `root.py` asks its own /proc where an open file really lies. `procfs.py` is the reader
 # of the worker half, which may import no other.
 KNOW_KERNEL_PATHS = {
-    *("cardfs.py", "cgroup.py", "hwloc.py", "processes.py", "procfs.py", "root.py", "scrub.py"),
-    *("sysfs.py", "tree.py"),
+    *("cardfs.py", "cgroup.py", "hostfs.py", "hwloc.py", "processes.py", "procfs.py", "root.py"),
+    *("scrub.py", "sysfs.py", "tree.py"),
 }
 # What an engine's worker needs inside a container that holds nothing but Python.
 STANDARD_LIBRARY_ONLY = (

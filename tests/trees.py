@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +45,27 @@ def write_tree(root: MemoryRoot, directory: Path) -> None:
         link = directory / path
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)
+
+
+def add_files(
+    root: MemoryRoot,
+    files: Mapping[str, str],
+    folders: Iterable[str] = (),
+    links: Mapping[str, str] = {},
+) -> MemoryRoot:
+    """A tree with more files, empty folders and links; a PCI function's by its path below /sys/bus too."""
+
+    def place(path: str) -> str:
+        parts = path.split("/")
+        real = root.resolve("/".join(parts[:5])) if path.startswith("sys/bus/pci/") else None
+        return path if real is None else "/".join((real, *parts[5:]))
+
+    return MemoryRoot(
+        root.name,
+        {**root.files, **{place(path): text for path, text in files.items()}},
+        {**root.links, **links},
+        (*root.empty_folders, *folders),
+    )
 
 
 def made_host(cpus: int = 2048, nodes: int = 64, cards: int = 16, threads: int = 2) -> HostFacts:

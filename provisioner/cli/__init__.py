@@ -18,6 +18,7 @@ from provisioner.errors import EXIT_FAILED, EXIT_INTERRUPTED, ProvisionError
 _COMMANDS = {
     "topology": "topology",
     "plan": "plan",
+    "doctor": "doctor",
     "render": "render",
     "apply": "apply",
     "verify": "verify",

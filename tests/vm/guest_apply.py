@@ -102,6 +102,15 @@ def apply_brings_the_plan_into_force() -> None:
 
 
 @check(needs=["apply_brings_the_plan_into_force"])
+def doctor_judges_by_the_plan_in_force() -> None:
+    """Without another plan, doctor looks at how the host sits with the one in force; with options, at a new one."""
+    done = run(*_USER, "provision", "doctor")
+    assert "Judged by the plan in force: 9 ranks" in done.stdout, done.stdout
+    done = provision("doctor", "--config", "/run/provision.toml", "--reserve-cores", "2")
+    assert "Judged by the plan that provision plan makes: 9 ranks" in done.stdout, done.stdout
+
+
+@check(needs=["apply_brings_the_plan_into_force"])
 def second_apply_changes_nothing() -> None:
     """A second apply says that the plan is in force already and writes no file."""
     before = {path: path.stat().st_mtime_ns for path in UNITS.rglob("*")}

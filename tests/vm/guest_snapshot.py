@@ -60,6 +60,27 @@ def topology_is_the_machines_and_foreign() -> None:
 
 
 @check(needs=["plan_is_the_machines"])
+def doctor_finds_the_same() -> None:
+    """What doctor finds, finds fine and does not know is the same of this machine and of its snapshot."""
+    Path("/etc/environment").write_text("CUDA_DEVICE_ORDER=FASTEST_FIRST\n")
+    path = _take("settings")
+    live = json.loads(run("provision", "doctor", *_LOCALITY, "--json").stdout)
+    replayed = json.loads(
+        run("provision", "doctor", *_LOCALITY, "--snapshot", path, "--json").stdout
+    )
+    equal((live.pop("is_this_system"), replayed.pop("is_this_system")), (True, False))
+    for value in (live, replayed):
+        for one in value["checks"]:
+            one["why"] = one["why"].replace(f"{path}:/", "/")
+    equal(replayed, live, "doctor")
+    states = {one["name"]: one["state"] for one in live["checks"]}
+    equal({name for name, state in states.items() if state == "unknown"}, {"interrupts"})
+    found = {note["code"] for one in live["checks"] for note in one["notes"]}
+    missing = {"cuda_device_order", "isolated_cpus", "small_memory"} - found
+    equal(missing, set(), f"what doctor did not find among {found}")
+
+
+@check(needs=["plan_is_the_machines"])
 def same_machine_same_bytes() -> None:
     """A second snapshot, and one of the first, are the first."""
     first = Path(f"{_OUT}/first").read_bytes()

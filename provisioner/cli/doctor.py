@@ -1,0 +1,173 @@
+"""`provision doctor`: what is odd about a host, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from provisioner.cli.console import bold, print_json, print_line, print_notes, printable
+from provisioner.cli.options import (
+    HwlocFile,
+    Where,
+    add_npu_smi,
+    machine_options,
+    make_request,
+    open_root,
+    placement_options,
+    read_input,
+    read_machine,
+)
+from provisioner.cli.plan import read_or_make_plan
+from provisioner.errors import EXIT_MISMATCH, EXIT_USAGE, ProblemsError, ProvisionError
+
+if TYPE_CHECKING:
+    from provisioner.comparison import Comparison
+    from provisioner.doctor import Diagnosis
+    from provisioner.errors import Problem
+    from provisioner.plan import Plan
+    from provisioner.settings import HostSettings
+    from provisioner.topology import Machine
+
+
+@click.command(
+    "doctor",
+    epilog="Example: provision doctor --snapshot host7.tar.gz --nvidia-smi topo.txt",
+)
+@machine_options
+@placement_options
+@click.option(
+    "--plan",
+    "plan_file",
+    metavar="FILE",
+    help="Judge by a plan.json ('-': standard input).  [default: the plan in force, else a new one]",
+)
+@click.option(
+    "--nvidia-smi",
+    "nvidia_smi",
+    metavar="FILE",
+    help="Compare with what nvidia-smi topo -m printed there ('-': standard input).",
+)
+@click.option(
+    "--numactl",
+    metavar="FILE",
+    help="Compare with what numactl -H printed there ('-': standard input).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (schema provision.doctor/1).")
+def command(
+    root: Where,
+    sample: str | None,
+    within: str,
+    plan_file: str | None,
+    nvidia_smi: str | None,
+    numactl: str | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Look for what costs ranks performance or will surprise, and say what to do.
+
+    Of this system or of a recorded one: topology that contradicts itself, memory and SMT that are
+    uneven, what the system sets for every process, whose cores interrupts land on, and how it all
+    sits with the plan. What a recording does not say is listed as not known. Changes nothing. Exit
+    status 3 if a text of another reader says otherwise than the machine.
+    """
+    from provisioner.doctor import diagnosis_to_json, examine
+
+    if [nvidia_smi, numactl, plan_file, options["config"]].count("-") > 1:
+        raise click.UsageError("standard input can be read once: '-' is given more than once")
+    machine, plan, judged_by = _find_plan(root, sample, within, plan_file, options)
+    settings = _read_settings(root, sample, machine)
+    diagnosis = examine(machine, settings, plan, _compare(machine, nvidia_smi, numactl))
+    if as_json:
+        print_json(diagnosis_to_json(diagnosis))
+    else:
+        _print(diagnosis, judged_by)
+    return EXIT_MISMATCH if diagnosis.contradicted else 0
+
+
+def _find_plan(
+    root: Where, sample: str | None, within: str, plan_file: str | None, options: dict[str, Any]
+) -> tuple[Machine, Plan | Sequence[Problem], str]:
+    """The machine, the plan that it is judged by or why there is none, and which plan that is."""
+    is_asked = any(value is not None and value != () for value in options.values())
+    if root is None and sample is None and plan_file is None and not is_asked:
+        found = _find_in_force()
+        if found is not None:
+            return *found, "the plan in force"
+    if plan_file is not None:
+        return *read_or_make_plan(root, sample, within, plan_file, options), printable(plan_file)
+    from provisioner.planner import make_plan
+
+    request = make_request(options)
+    machine = read_machine(root, sample, within)
+    if options["npu_smi"] is not None:
+        machine, request = add_npu_smi(machine, request, options["npu_smi"])
+    try:
+        return machine, make_plan(machine, request), "the plan that provision plan makes"
+    except ProblemsError as error:
+        if error.exit_status == EXIT_USAGE:
+            raise
+        return machine, error.problems, ""
+
+
+def _find_in_force() -> tuple[Machine, Plan] | None:
+    """This machine and the plan in force; None if there is none that is this machine's."""
+    from provisioner.applied import read_in_force
+    from provisioner.fingerprint import machine_fingerprint
+
+    with suppress(ProvisionError):
+        plan = read_in_force().plan
+        if plan is not None:
+            machine = read_machine(None, None, plan.within)
+            if machine_fingerprint(machine) == plan.fingerprint:
+                return machine, plan
+    return None
+
+
+def _read_settings(root: Where, sample: str | None, machine: Machine) -> HostSettings:
+    from provisioner.hostfs import read_settings
+    from provisioner.settings import NOTHING_KNOWN
+
+    if isinstance(root, HwlocFile):
+        return NOTHING_KNOWN
+    return read_settings(open_root(root, sample), machine)
+
+
+def _compare(machine: Machine, nvidia_smi: str | None, numactl: str | None) -> list[Comparison]:
+    found: list[Comparison] = []
+    if nvidia_smi is not None:
+        from provisioner.nvidia_smi import compare_topology
+
+        found.append(compare_topology(machine, *read_input(nvidia_smi)))
+    if numactl is not None:
+        from provisioner.numactl import compare_numactl
+
+        found.append(compare_numactl(machine, *read_input(numactl)))
+    return found
+
+
+def _print(diagnosis: Diagnosis, judged_by: str) -> None:
+    print_line(f"Fingerprint {diagnosis.fingerprint}")
+    if diagnosis.ranks is None:
+        print_line("There is no plan for it: placement says why")
+    else:
+        print_line(f"Judged by {judged_by}: {diagnosis.ranks} ranks")
+    states = {
+        state: [check for check in diagnosis.checks if check.state == state]
+        for state in ("found", "fine", "unknown")
+    }
+    for check in states["found"]:
+        print_notes(check.name.capitalize(), check.notes)
+    for state, title in (("fine", "Fine"), ("unknown", "Not known")):
+        if states[state]:
+            print_line()
+            print_line(bold(title))
+        for check in states[state]:
+            print_line(f"  {check.name}: {printable(check.why)}")
+    print_line()
+    notes = sum(len(check.notes) for check in diagnosis.checks)
+    print_line(
+        f"{notes} found, {len(states['fine'])} checks fine, {len(states['unknown'])} not known"
+    )

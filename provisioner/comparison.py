@@ -1,0 +1,17 @@
+"""What came out of holding another reader's text against a machine. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from provisioner.plan import Note
+
+
+class Comparison(NamedTuple):
+    """Another reader's text, fact by fact."""
+
+    reader: str  # e.g. 'nvidia-smi topo -m'
+    place: str  # the text's name
+    facts: int  # how many were compared
+    explained: tuple[str, ...]  # sentences: what differs and need not be wrong
+    differences: tuple[Note, ...]  # what one of the two is wrong about

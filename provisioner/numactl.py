@@ -1,0 +1,126 @@
+"""What `numactl --hardware` prints, held against a machine. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from provisioner.comparison import Comparison
+from provisioner.errors import InputError, ParseError
+from provisioner.idset import CpuSet, NodeSet
+from provisioner.plan import Note
+from provisioner.topology import Machine, NumaNode
+
+_CPUS = re.compile(r"node +([0-9]{1,5}) +cpus:(.*)", re.ASCII)
+_SIZE = re.compile(r"node +([0-9]{1,5}) +size: +([0-9]{1,12}) +MB", re.ASCII)
+_HEAD = re.compile(r"node((?: +[0-9]{1,5})+)", re.ASCII)
+_ROW = re.compile(r"([0-9]{1,5}):((?: +[0-9]{1,5})+)", re.ASCII)
+_READER = "numactl -H"
+
+
+class NumactlNodes(NamedTuple):
+    """What the text says, by node; a node that it does not name is in none of them."""
+
+    cpus: Mapping[int, CpuSet]
+    sizes_mib: Mapping[int, int]  # whole MiB, rounded down
+    distances: Mapping[int, Mapping[int, int]]
+
+
+def parse_numactl(text: str) -> NumactlNodes:
+    """The nodes of `numactl --hardware`.
+
+    Raises ParseError if the text names no node's CPUs, a node twice, or has a row of distances of
+    another length than their head.
+    """
+    cpus: dict[int, CpuSet] = {}
+    sizes: dict[int, int] = {}
+    distances: dict[int, dict[int, int]] = {}
+    head: list[int] = []
+    for line in (one.strip() for one in text.splitlines()):
+        if match := _CPUS.fullmatch(line):
+            node = int(match[1])
+            if node in cpus:
+                raise ParseError(f"node {node} is there twice")
+            cpus[node] = CpuSet.parse_list(",".join(match[2].split()))
+        elif match := _SIZE.fullmatch(line):
+            sizes[int(match[1])] = int(match[2])
+        elif match := _HEAD.fullmatch(line):
+            head = [int(one) for one in match[1].split()]
+        elif head and (match := _ROW.fullmatch(line)):
+            row = [int(one) for one in match[2].split()]
+            if len(row) != len(head):
+                raise ParseError(
+                    f"the distances of node {match[1]} are {len(row)}: expected {len(head)}"
+                )
+            distances[int(match[1])] = dict(zip(head, row, strict=True))
+    if not cpus:
+        raise ParseError("has no line 'node N cpus: ...': expected what 'numactl -H' prints")
+    return NumactlNodes(cpus, sizes, distances)
+
+
+def compare_numactl(machine: Machine, text: str, place: str) -> Comparison:
+    """What `numactl -H` says otherwise than the machine.
+
+    numactl may show a process less than there is, but nothing else: fewer CPUs of a node are
+    explained by a cpuset, any other difference is not.
+
+    Raises InputError if the text is not numactl's.
+    """
+    try:
+        theirs = parse_numactl(text)
+    except ParseError as error:
+        raise InputError(f"{place}: {error.message}", error.hint) from error
+    differences: list[Note] = []
+    explained: list[str] = []
+    facts = 1
+    named = NodeSet(theirs.cpus)
+    if named != machine.node_ids:
+        differences.append(
+            _differs("numactl_nodes", f"{place} has NUMA nodes {named}", f"{machine.node_ids}")
+        )
+    narrow: list[int] = []
+    for node in machine.nodes:
+        for code, said, ours, equal in _facts(node, theirs):
+            facts += 1
+            if equal:
+                continue
+            if code == "numactl_cpus" and theirs.cpus[node.id] < node.cpus:
+                narrow.append(node.id)
+            else:
+                differences.append(_differs(code, f"{place}: {said}", ours))
+    if narrow:
+        explained.append(
+            f"it shows a part of the CPUs of nodes {NodeSet(narrow)}: those of its caller's cpuset"
+        )
+    return Comparison(_READER, place, facts, tuple(explained), tuple(differences))
+
+
+def _facts(node: NumaNode, theirs: NumactlNodes) -> Iterator[tuple[str, str, str, bool]]:
+    """(code, what they say, what the machine says, whether it is the same) of all that both say."""
+    number = node.id
+    cpus = theirs.cpus.get(number)
+    if cpus is not None:
+        yield (
+            "numactl_cpus",
+            f"node {number} has CPUs {cpus or 'none'}",
+            str(node.cpus) or "none",
+            cpus == node.cpus,
+        )
+    size = theirs.sizes_mib.get(number)
+    if size is not None and node.memory_bytes is not None:
+        ours = node.memory_bytes >> 20
+        yield ("numactl_memory", f"node {number} has {size} MiB", f"{ours} MiB", size == ours)
+    for other, gap in theirs.distances.get(number, {}).items():
+        known = None if node.distances is None else node.distances.get(other)
+        if known is not None:
+            said = f"the distance from node {number} to {other} is {gap}"
+            yield ("numactl_distance", said, str(known), gap == known)
+
+
+def _differs(code: str, theirs: str, ours: str) -> Note:
+    return Note(
+        code,
+        f"{theirs}, and the kernel's files here say {ours}.",
+        "Take both of the same machine, at the same time: memory and CPUs may have been taken off- or online",
+    )

@@ -1,0 +1,268 @@
+"""What `nvidia-smi topo -m` prints, held against a machine. Pure.
+
+The tool cuts a list of CPUs that does not fit its column, and shows of a list what its caller's
+cpuset allows: neither is a difference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from provisioner.comparison import Comparison
+from provisioner.errors import InputError, ParseError
+from provisioner.idset import CpuSet, NodeSet, union_cpus
+from provisioner.locality import Locality, find_card_locality, find_cpu_nodes, find_locality
+from provisioner.pci import PciAddress
+from provisioner.plan import Note
+from provisioner.topology import Accelerator, Machine
+
+_READER = "nvidia-smi topo -m"
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_GPU = re.compile(r"GPU([0-9]{1,3})", re.ASCII)
+# Two heads that ran together when the table was pasted are two.
+_HEAD = re.compile(r"(?:GPU|NIC)[0-9]{1,3}(?=(?:GPU|NIC)[0-9]|\s|$)|[^\s]+", re.ASCII)
+_LEGEND = re.compile(r"(NIC[0-9]{1,3}): +(\S+)", re.ASCII)
+_HEADS = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
+_LINK = re.compile(r"X|SYS|NODE|PHB|PXB|PIX|NV[0-9]{1,3}|C2C|N/A", re.ASCII)
+_LIST = re.compile(r"[0-9][0-9,-]*", re.ASCII)
+
+
+class GpuRow(NamedTuple):
+    """One GPU's row; None for a column that is not there or says nothing."""
+
+    links: Mapping[str, str]  # column, e.g. GPU1, NIC0 or mlx5_0 -> PIX, PXB, PHB, NODE, SYS, NV18
+    cpus: str | None  # CPU Affinity as it stands there, perhaps cut
+    nodes: NodeSet | None  # NUMA Affinity
+    memory_node: int | None  # GPU NUMA ID
+
+
+class SmiTopology(NamedTuple):
+    """The matrix."""
+
+    gpus: Mapping[int, GpuRow]  # by number
+    columns: tuple[str, ...]
+    names: Mapping[str, str]  # NIC0 -> mlx5_0, of the legend
+
+
+def parse_topology(text: str) -> SmiTopology:
+    """The matrix of `nvidia-smi topo -m`, `-mp` too, with tabs or blanks, cut after some rows or not.
+
+    Raises ParseError if there is no matrix, a row twice, or a row that lacks links.
+    """
+    columns: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    gpus: dict[int, GpuRow] = {}
+    names: dict[str, str] = {}
+    for line in _ESCAPE.sub("", text).splitlines():
+        if match := _LEGEND.fullmatch(line.strip()):
+            names[match[1]] = match[2]
+        elif _HEADS[0] in line:
+            before, _, _ = line.partition(_HEADS[0])
+            columns = tuple(_HEAD.findall(before))
+            heads = tuple(head for head in _HEADS if head in line)
+        elif columns and (match := _GPU.match(line.strip())):
+            words = line.split()
+            if not _GPU.fullmatch(words[0]) or (len(words) > 1 and not _LINK.fullmatch(words[1])):
+                continue
+            number = int(match[1])
+            if number in gpus:
+                raise ParseError(f"row 'GPU{number}' is there twice")
+            gpus[number] = _parse_row(words, columns, heads)
+    if not gpus:
+        raise ParseError(
+            f"holds no matrix of GPUs with a column '{_HEADS[0]}': expected what '{_READER}' prints"
+        )
+    return SmiTopology(gpus, columns, names)
+
+
+def _parse_row(words: Sequence[str], columns: Sequence[str], heads: Sequence[str]) -> GpuRow:
+    links, rest = words[1 : len(columns) + 1], list(words[len(columns) + 1 :])
+    strange = [link for link in links if not _LINK.fullmatch(link)]
+    if len(links) < len(columns) or strange:
+        found = f"found '{strange[0]}'" if strange else f"found {len(links)}"
+        raise ParseError(
+            f"row '{words[0]}': {found}: expected {len(columns)} links such as PIX or NV18"
+        )
+    # A blank after a comma.
+    while len(rest) > len(heads) and rest[0].endswith(","):
+        rest[:2] = [rest[0] + rest[1]]
+    # What is empty can't be told from what is missing, unless all is there.
+    said = dict(zip(heads, rest, strict=False)) if len(rest) >= len(heads) else {}
+    cpus, nodes, own = (said.get(head) for head in _HEADS)
+    return GpuRow(
+        dict(zip(columns, links, strict=True)),
+        cpus if cpus is not None and _LIST.fullmatch(cpus) else None,
+        NodeSet.parse_list(nodes) if nodes is not None and _LIST.fullmatch(nodes) else None,
+        int(own) if own is not None and own.isdecimal() else None,
+    )
+
+
+def compare_topology(machine: Machine, text: str, place: str) -> Comparison:
+    """What `nvidia-smi topo -m` says otherwise than the machine.
+
+    1. GPU n is the machine's nth card in PCI order, as the tool counts; with other numbers of cards
+       nothing else is compared.
+    2. CPUs, NUMA node and own memory node of each GPU.
+    3. Whether each pair of devices is below one PCI switch (PIX, PXB), one host bridge (PHB), on one
+       node (NODE) or not (SYS), where the machine knows the devices' places on the bus.
+
+    Raises InputError if the text is not the tool's, or the machine has none of its cards.
+    """
+    try:
+        theirs = parse_topology(text)
+    except ParseError as error:
+        raise InputError(f"{place}: {error.message}", error.hint) from error
+    cards = [card for card in machine.accelerators if card.vendor == "nvidia"]
+    if not cards:
+        raise InputError(
+            f"{place}: is about NVIDIA's GPUs, and this machine has none",
+            "Leave the option out, or give the machine's recording with --root or --snapshot",
+        )
+    count = sum(1 for column in theirs.columns if _GPU.fullmatch(column))
+    if count != len(cards):
+        note = Note(
+            "nvidia_smi_cards",
+            f"{place} has {count} GPUs, and this machine {len(cards)} cards: {', '.join(card.name for card in cards)}.",
+            "Run it outside of containers, and look at what the driver says of cards that it does not take: dmesg",
+        )
+        return Comparison(_READER, place, 1, (), (note,))
+    differences: list[Note] = []
+    cut: list[int] = []
+    narrow: list[int] = []
+    facts = 1
+    for number, row in theirs.gpus.items():
+        if number >= len(cards):
+            continue
+        card = cards[number]
+        for code, said, ours, same in _row_facts(machine, card, row):
+            facts += 1
+            if same is not None:
+                if not same:
+                    differences.append(_differs(code, f"{place}: GPU{number} {said}", ours, card))
+                continue
+            (cut if ours.startswith((row.cpus or "").rstrip(",-")) else narrow).append(number)
+    for one, other, link, kind in _link_facts(machine, cards, theirs):
+        facts += 1
+        if _KINDS[link] != kind:
+            differences.append(
+                Note(
+                    "nvidia_smi_link",
+                    f"{place} says {link} of {one} and {other}, and the PCI bus here that they are {_WORDS[kind]}.",
+                    "Which RDMA device is near to a card rests on this: look at lspci -tv",
+                )
+            )
+    explained = []
+    if cut:
+        explained.append(f"it cuts the lists of CPUs of GPUs {NodeSet(cut)}")
+    if narrow:
+        explained.append(
+            f"it shows a part of the CPUs of GPUs {NodeSet(narrow)}: those of its caller's cpuset"
+        )
+    return Comparison(_READER, place, facts, tuple(explained), tuple(differences))
+
+
+def _row_facts(
+    machine: Machine, card: Accelerator, row: GpuRow
+) -> Iterator[tuple[str, str, str, bool | None]]:
+    """(code, what they say, what the machine says, whether it is the same; None: a part of it)."""
+    locality = find_card_locality(machine, card)
+    if not isinstance(locality, Locality):
+        if row.nodes is not None:
+            yield ("nvidia_smi_node", f"is on node {row.nodes}", "nothing", False)
+        return
+    cpu_nodes = find_cpu_nodes(machine, card, locality)
+    if isinstance(cpu_nodes, NodeSet):
+        cpus = union_cpus(machine.node(node).cpus for node in cpu_nodes)
+        if row.cpus is not None:
+            same = _compare_cpus(row.cpus, cpus)
+            yield ("nvidia_smi_cpus", f"has CPUs {row.cpus}", str(cpus), same)
+        if row.nodes is not None:
+            nodes = (cpu_nodes, locality.nodes)
+            yield (
+                "nvidia_smi_node",
+                f"is on node {row.nodes}",
+                f"node {cpu_nodes}",
+                row.nodes in nodes,
+            )
+    if row.memory_node is not None:
+        yield (
+            "nvidia_smi_memory",
+            f"has its memory as node {row.memory_node}",
+            f"node {card.memory_nodes or 'none'}",
+            row.memory_node in card.memory_nodes,
+        )
+
+
+def _compare_cpus(text: str, ours: CpuSet) -> bool | None:
+    """Whether a list is the same; None if it may be cut, or is a part of ours."""
+    if str(ours) == text:
+        return True
+    if str(ours).startswith(text.rstrip(",-")):
+        return None
+    try:
+        theirs = CpuSet.parse_list(text.rstrip(",-"))
+    except ParseError:
+        return False
+    if theirs == ours:
+        return True
+    return None if theirs < ours else False
+
+
+_KINDS = {"PIX": 3, "PXB": 3, "PHB": 2, "NODE": 1, "SYS": 0}
+_WORDS = {
+    3: "below one switch",
+    2: "below one host bridge",
+    1: "on one NUMA node",
+    0: "on different NUMA nodes",
+}
+
+
+def _link_facts(
+    machine: Machine, cards: Sequence[Accelerator], theirs: SmiTopology
+) -> Iterator[tuple[str, str, str, int]]:
+    """(device, device, link, kind of nearness here) of each pair whose link tells of the PCI bus."""
+    nics = {name: nic.address for nic in machine.nics for name in nic.rdma_names}
+    places: dict[str, PciAddress] = {}
+    for column in theirs.columns:
+        match = _GPU.fullmatch(column)
+        address = (
+            cards[int(match[1])].address
+            if match is not None and int(match[1]) < len(cards)
+            else nics.get(theirs.names.get(column, column))
+        )
+        if address is not None:
+            places[column] = address
+    for number, row in theirs.gpus.items():
+        one = f"GPU{number}"
+        for other, link in row.links.items():
+            # A pair of GPUs is in two rows.
+            is_new = not _GPU.fullmatch(other) or int(other[3:]) > number
+            if link in _KINDS and is_new and one in places and other in places:
+                kind = _find_kind(machine, places[one], places[other])
+                if kind is not None:
+                    yield one, theirs.names.get(other, other), link, kind
+
+
+def _find_kind(machine: Machine, one: PciAddress, other: PciAddress) -> int | None:
+    """How near two functions are, as _KINDS counts; None where their places or nodes are not known."""
+    first, second = machine.pci_path(one), machine.pci_path(other)
+    if not first or not second or None in (first[0].host_bridge, second[0].host_bridge):
+        return None
+    if {part.address for part in first[1:]} & {part.address for part in second[1:]}:
+        return 3
+    if first[0].host_bridge == second[0].host_bridge:
+        return 2
+    near = find_locality(machine, one), find_locality(machine, other)
+    if not isinstance(near[0], Locality) or not isinstance(near[1], Locality):
+        return None
+    return 1 if near[0].nodes == near[1].nodes else 0
+
+
+def _differs(code: str, theirs: str, ours: str, card: Accelerator) -> Note:
+    return Note(
+        code,
+        f"{theirs}, and the kernel's files here say {ours} of card {card.name}.",
+        f'If the former is right, state it in provision.toml: [locality] "{card.name}" = NODE',
+    )

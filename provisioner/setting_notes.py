@@ -1,0 +1,140 @@
+"""What a host is set to that costs its ranks something, each with what to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from provisioner.plan import Note
+from provisioner.settings import (
+    CARD_CHOICE,
+    CARD_ORDER,
+    NIC_CHOICE,
+    OWN_BINDING,
+    THREAD_BINDING,
+    HugePages,
+    Setting,
+)
+from provisioner.topology import Machine
+
+# (variables, the value that is fine, what any other does, what to do)
+_VARIABLES: tuple[tuple[tuple[str, ...], str | None, str, str], ...] = (
+    (
+        CARD_ORDER,
+        "PCI_BUS_ID",
+        "CUDA then counts cards otherwise than by their place on the PCI bus, and numbers mean other cards",
+        "Set it to PCI_BUS_ID, as a rank's own environment does",
+    ),
+    (
+        CARD_CHOICE,
+        None,
+        "it hides or renumbers cards for every process",
+        "Take it out: a rank's own environment names its cards",
+    ),
+    (
+        THREAD_BINDING,
+        None,
+        "threads bind themselves by it inside of every rank, and may all end on a few of its CPUs",
+        "Take it out, and set it for the programs that need it",
+    ),
+    (
+        OWN_BINDING,
+        "0",
+        "the library or engine then binds threads by rules of its own",
+        "Take it out: the slice binds them",
+    ),
+    (
+        NIC_CHOICE,
+        None,
+        "every rank then uses these network devices, near or far",
+        "Take it out, and name each rank's own with nic_environment=",
+    ),
+)
+
+
+def note_variable(setting: Setting) -> Note | None:
+    """The note on a variable of the system's environment; None where its value does no harm."""
+    for names, fine, what, hint in _VARIABLES:
+        if setting.name in names and setting.value != fine:
+            return Note(
+                "cuda_device_order" if setting.name in CARD_ORDER else "system_environment",
+                f"{setting.place} sets {setting.name}={setting.value}: {what}.",
+                hint,
+            )
+    return None
+
+
+def note_manager(settings: Sequence[Setting], kernel: tuple[int, int] | None) -> Iterator[Note]:
+    """The notes on what systemd itself is told for every service."""
+    affinity = [one for one in settings if one.name == "CPUAffinity"]
+    if affinity:
+        value = " ".join(one.value for one in affinity)
+        old = kernel is not None and kernel < (6, 2)
+        yield Note(
+            "manager_affinity",
+            f"{affinity[-1].place} sets CPUAffinity={value}: "
+            + (
+                "this kernel forgets it when the cpuset controller is enabled, as a plan does."
+                if old
+                else "a rank's service keeps only what its slice and this have in common, if they have anything."
+            ),
+            "Take it out and keep the system off the ranks' cores with confine=",
+        )
+    policy = [one for one in settings if one.name == "NUMAPolicy" and one.value != "default"]
+    if policy:
+        yield Note(
+            "manager_policy",
+            f"{policy[-1].place} sets NUMAPolicy={policy[-1].value} for every service, the ranks' too.",
+            "Take it out, and set it for the services that need it",
+        )
+
+
+def note_services(services: frozenset[str]) -> Iterator[Note]:
+    """The notes on services that start containers or give CPUs away."""
+    runtimes = sorted(
+        one for one in services if one.startswith(("docker", "containerd", "crio", "podman"))
+    )
+    if runtimes:
+        yield Note(
+            "containers",
+            f"{name_some(runtimes)} runs: a container that is started from a rank does not land in the rank's slice.",
+            "Start it with --cgroup-parent=NAME-rankN.slice (systemd's cgroup driver), or have its worker bind itself",
+        )
+    managers = sorted(
+        one
+        for one in services
+        if one.startswith(("kubelet", "k3s", "rke2", "slurmd", "intel_lpmd"))
+    )
+    if managers:
+        yield Note(
+            "other_manager",
+            f"{name_some(managers)} runs and gives CPUs away itself.",
+            "Keep its cores apart: exclude_cpus= here, and its own setting (reservedSystemCPUs, CpuSpecList=) there",
+        )
+
+
+def note_huge_pages(machine: Machine, sizes: Sequence[HugePages]) -> Iterator[Note]:
+    """Huge pages honour cpusets: where a node has none, mapping one fails though others have some."""
+    for pages in sizes:
+        lacking = [
+            node.id
+            for node in machine.nodes
+            if node.cpus and node.kind != "none" and not pages.by_node.get(node.id, 0)
+        ]
+        if lacking:
+            having = ", ".join(
+                f"{count} on node {node}" for node, count in pages.by_node.items() if count
+            )
+            yield Note(
+                "huge_pages",
+                f"Huge pages of {pages.size_kib} KiB are set aside on some NUMA nodes only: {having}, none on "
+                f"{', '.join(map(str, lacking))}. A worker that is bound there gets none.",
+                "Set them aside on each: /sys/devices/system/node/nodeN/hugepages/"
+                f"hugepages-{pages.size_kib}kB/nr_hugepages",
+            )
+
+
+def name_some(words: Sequence[str], most: int = 8) -> str:
+    """'a, b and c'; of very many the first ones and how many more."""
+    if len(words) > most:
+        return f"{', '.join(words[:most])} and {len(words) - most} more"
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else "none"

@@ -1,0 +1,76 @@
+"""What of a host bears on its ranks beside the topology, as frozen values. Pure.
+
+None always means that it is not known here, as of a recording that lacks the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from provisioner.idset import CpuSet
+from provisioner.pci import PciAddress
+
+# Variables of a process's environment by what they decide, whatever rank it is.
+CARD_ORDER = ("CUDA_DEVICE_ORDER",)
+CARD_CHOICE = (
+    *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    *("ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
+    *("HABANA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES", "ASCEND_RT_VISIBLE_DEVICES"),
+)
+THREAD_BINDING = (
+    *("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET"),
+    *("I_MPI_PIN", "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "MV2_CPU_MAPPING"),
+)
+# Of libraries and engines that bind by rules of their own.
+OWN_BINDING = (
+    *("NCCL_IGNORE_CPU_AFFINITY", "TLLM_NUMA_AWARE_WORKER_AFFINITY", "SGLANG_SET_CPU_AFFINITY"),
+)
+NIC_CHOICE = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
+
+
+class Interrupt(NamedTuple):
+    """One interrupt of a PCI function."""
+
+    number: int  # N of /proc/irq/N
+    cpus: CpuSet  # where it lands: effective_affinity_list; empty: it is not in use
+
+
+class Irqbalance(NamedTuple):
+    """The daemon that moves interrupts about."""
+
+    banned: CpuSet | None  # where it puts none, as its settings say; None: they name no CPUs
+    settings: str  # the file that has its settings, e.g. /etc/default/irqbalance
+
+
+class Setting(NamedTuple):
+    """One variable or key that a file sets."""
+
+    name: str
+    value: str
+    place: str  # the file's path, e.g. /etc/environment
+
+
+class HugePages(NamedTuple):
+    """The huge pages of one size that are set aside."""
+
+    size_kib: int
+    by_node: Mapping[int, int]  # node -> how many
+
+
+class HostSettings(NamedTuple):
+    """What a host is set to."""
+
+    interrupts: Mapping[PciAddress, tuple[Interrupt, ...]] | None  # of cards and network devices
+    irqbalance: Irqbalance | None  # None: it does not run
+    environment: tuple[Setting, ...] | None  # variables that every process gets and that matter
+    manager: tuple[Setting, ...] | None  # CPUAffinity= and NUMAPolicy= of systemd itself
+    services: frozenset[str] | None  # of `hostfs.SERVICES`, those that run
+    cgroup_version: int | None  # of the hierarchy that has the cpuset controller
+    smt_control: str | None  # /sys/devices/system/cpu/smt/control
+    is_virtual: bool | None  # a hypervisor is below
+    huge_pages: tuple[HugePages, ...]
+    kernel: tuple[int, int] | None  # of 6.12.1: (6, 12)
+
+
+NOTHING_KNOWN = HostSettings(None, None, None, None, None, None, None, None, (), None)

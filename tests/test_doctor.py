@@ -1,0 +1,487 @@
+"""What doctor finds: each check has found something, found nothing, or could not be made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.cli import run_command
+from provisioner.discovery import discover
+from provisioner.doctor import Check, Diagnosis, diagnosis_to_json, examine
+from provisioner.errors import Problem
+from provisioner.facts import build_tree
+from provisioner.facts.values import CgroupFacts, NicFacts
+from provisioner.hostfs import read_settings
+from provisioner.idset import CpuSet
+from provisioner.pci import parse_pci_address
+from provisioner.planner import make_plan
+from provisioner.request import PlacementRequest
+from provisioner.root import MemoryRoot
+from provisioner.samples import list_samples, read_sample
+from provisioner.settings import NOTHING_KNOWN, Irqbalance, Setting
+from provisioner.snapshot import save_snapshot, take_snapshot
+from tests.hosts import make_host, make_tree, plan_for
+from tests.trees import add_files, write_tree
+
+Capture = pytest.CaptureFixture[str]
+
+
+def tree(files: dict[str, str], *folders: str, **facts: Any) -> MemoryRoot:
+    """A host of two nodes with two cards each, network devices beside the first two, and more files."""
+    nics = [
+        NicFacts(
+            path=(parse_pci_address(f"0000:{bus}0:01.0"), parse_pci_address(f"0000:{bus}2:00.0")),
+            numa_node=0,
+            rdma=(f"mlx5_{bus - 1}",),
+        )
+        for bus in (1, 2)
+    ]
+    plain = NicFacts(path=(parse_pci_address("0000:70:00.0"),), numa_node=0, net=("eth0",))
+    cards = [("0000:11:00.0", 0), ("0000:21:00.0", 0), ("0000:81:00.0", 1), ("0000:91:00.0", 1)]
+    host = make_tree({0: "0-7", 1: "8-15"}, cards, nics=(*nics, plain), numa_balancing=0, **facts)
+    return add_files(host, files, folders)
+
+
+def diagnose(root: MemoryRoot, **request: Any) -> Diagnosis:
+    """What doctor says of a host by the plan that is made for it."""
+    machine = discover(root)
+    return examine(machine, read_settings(root, machine), plan_for(machine, **request))
+
+
+def check_of(diagnosis: Diagnosis, name: str) -> Check:
+    """The check of that name."""
+    (check,) = [one for one in diagnosis.checks if one.name == name]
+    return check
+
+
+def notes_of(diagnosis: Diagnosis) -> dict[str, list[str]]:
+    """Code -> messages of every note."""
+    found: dict[str, list[str]] = {}
+    for check in diagnosis.checks:
+        for note in check.notes:
+            found.setdefault(note.code, []).append(note.message)
+    return found
+
+
+def irq(number: int, cpus: str, address: str) -> dict[str, str]:
+    """The files of an interrupt."""
+    return {
+        f"sys/bus/pci/devices/{address}/msi_irqs/{number}": "msix\n",
+        f"proc/irq/{number}/effective_affinity_list": f"{cpus}\n",
+    }
+
+
+CARD0, CARD1, CARD2, NIC, ETH = (
+    "0000:11:00.0",
+    "0000:21:00.0",
+    "0000:81:00.0",
+    "0000:12:00.0",
+    "0000:70:00.0",
+)
+
+# A host of which everything is known and nothing is odd.
+GOOD_FILES = {
+    **irq(40, "1", CARD0),
+    **irq(41, "5", CARD1),
+    **irq(50, "0", NIC),
+    **irq(60, "", ETH),
+    "etc/environment": "CUDA_DEVICE_ORDER=PCI_BUS_ID\n",
+    "sys/devices/system/cpu/smt/control": "off\n",
+    "proc/cpuinfo": "flags : fpu\n",
+    "proc/sys/kernel/osrelease": "6.12.0\n",
+}
+GOOD_FOLDER = "sys/fs/cgroup/system.slice/ssh.service"
+
+
+def test_nothing_is_odd_about_a_good_host() -> None:
+    """Every check of a host of which all is known and well is fine, and says what it saw."""
+    found = diagnose(tree(GOOD_FILES, GOOD_FOLDER))
+    assert notes_of(found) == {}
+    assert {check.state for check in found.checks} == {"fine"}
+    assert (found.ranks, found.is_this_system) == (4, False)
+    assert check_of(found, "cores").why == "16 cores of 1 CPU, all whole; SMT is off"
+    assert check_of(found, "environment").why == "the system sets CUDA_DEVICE_ORDER=PCI_BUS_ID"
+    assert check_of(found, "interrupts").why.startswith("4 interrupts ")
+
+
+def test_unknown_is_not_fine() -> None:
+    """What a bare recording does not say is not known, each with the reason."""
+    found = diagnose(tree({}, absent=("sys/fs/cgroup/*", "proc/sys/*")))
+    unknown = {check.name: check.why for check in found.checks if check.state == "unknown"}
+    assert unknown.keys() == {"ceiling", "balancing", "interrupts", "environment", "systemd"}
+    assert unknown["environment"] == "there is no /etc here"
+    assert all(unknown.values())
+
+
+# Interrupts -----------------------------------------------------------------------------------------
+
+
+def test_interrupts_of_a_ranks_network_device_on_anothers_cores() -> None:
+    """They are counted, with the ranks that use the device and those that suffer, and where to send them."""
+    files = {**irq(50, "0", NIC), **irq(51, "5", NIC), **irq(52, "9-10", NIC), **irq(53, "", NIC)}
+    found = diagnose(tree(files))
+    (message,) = notes_of(found)["foreign_interrupts"]
+    assert message == (
+        "2 of 3 interrupts of mlx5_0 (0000:12:00.0), used by rank 0, land on CPUs 5,9-10 of rank 1 and rank 2."
+    )
+    (note,) = check_of(found, "interrupts").notes
+    assert "echo 0-3 > /proc/irq/N/smp_affinity_list for N of 51-52" in note.hint
+
+
+def test_interrupts_go_to_the_reserved_cores() -> None:
+    """Where cores of the device's node are kept for the system, they belong there, and on a rank's own no more."""
+    found = diagnose(tree({**irq(50, "5", NIC)}), reserve_cores=2)
+    (note,) = check_of(found, "interrupts").notes
+    assert "Send them to CPUs 0-1:" in note.hint
+    assert notes_of(diagnose(tree(irq(50, "0", NIC)), reserve_cores=2)) == {}
+
+
+def test_interrupts_of_a_card() -> None:
+    """A card's own interrupts count as its network device's do."""
+    (message,) = notes_of(diagnose(tree(irq(40, "12", CARD1))))["foreign_interrupts"]
+    assert "interrupts of card 0000:21:00.0, used by rank 1, land on CPUs 12 of rank 3" in message
+
+
+def test_interrupts_off_the_node() -> None:
+    """Interrupts on nobody's cores, but far from their device, are told of."""
+    found = diagnose(tree(irq(40, "8", CARD0)), reserve_cores=1)
+    (message,) = notes_of(found)["remote_interrupts"]
+    assert message == (
+        "1 of 1 interrupts of card 0000:11:00.0, used by rank 0, land on CPUs 8, off its NUMA node."
+    )
+
+
+def test_interrupts_of_what_no_rank_uses() -> None:
+    """A network device without a rank has its interrupts on somebody's cores: they are named together."""
+    found = diagnose(tree({**irq(60, "3", ETH), **irq(61, "9", ETH)}))
+    assert notes_of(found)["stray_interrupts"] == [
+        "Interrupts of eth0 (0000:70:00.0), which no rank uses, land on CPUs 3,9 of rank 0 and rank 2."
+    ]
+
+
+def test_services_are_named_where_there_are_several() -> None:
+    """With two services a rank is called by its service too."""
+    from provisioner.request import ServiceRequest
+
+    services = (ServiceRequest("chat", ("0", "1")), ServiceRequest("batch", ("2", "3")))
+    found = diagnose(tree(irq(40, "12", CARD0)), services=services)
+    (message,) = notes_of(found)["foreign_interrupts"]
+    assert "used by rank 0 of service chat, land on CPUs 12 of rank 1 of service batch" in message
+
+
+def irqbalance(banned: str | None, **request: Any) -> list[str]:
+    """What is said of irqbalance that runs with these CPUs banned."""
+    machine = discover(tree({}))
+    daemon = Irqbalance(None if banned is None else CpuSet.parse_list(banned), "/etc/x")
+    settings = NOTHING_KNOWN._replace(irqbalance=daemon)
+    found = examine(machine, settings, plan_for(machine, **request))
+    return notes_of(found).get("irqbalance", [])
+
+
+def test_irqbalance_runs() -> None:
+    """It may move interrupts to every rank's CPUs, unless it is banned from all of them."""
+    assert irqbalance(None) == [
+        "irqbalance runs and may move any interrupt to CPUs 0-15 of the ranks."
+    ]
+    assert irqbalance("0-11") == [
+        "irqbalance runs, banned from CPUs 0-11 and may move any interrupt to CPUs 12-15 of the ranks."
+    ]
+    assert irqbalance("2-7,10-15", reserve_cores=2) == []
+
+
+def test_irqbalance_keeps_off_isolated_cpus_by_itself() -> None:
+    """Without settings it is banned from isolated CPUs, and settings end that: the hint names them too."""
+    machine = discover(tree({}, isolated_cpus=CpuSet([7, 15])))
+    settings = NOTHING_KNOWN._replace(irqbalance=Irqbalance(None, "/etc/default/irqbalance"))
+    plan = plan_for(machine, reserve_cores=1)
+    found = examine(machine, settings, plan)
+    (note,) = check_of(found, "interrupts").notes
+    assert note.hint.startswith(
+        f"Set IRQBALANCE_BANNED_CPULIST={plan.assigned_cpus | CpuSet([7, 15])} in /etc/default/irqbalance"
+    )
+
+
+# What the system is set to --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, value, code",
+    [
+        ("CUDA_DEVICE_ORDER", "FASTEST_FIRST", "cuda_device_order"),
+        ("CUDA_DEVICE_ORDER", "PCI_BUS_ID", None),
+        ("CUDA_VISIBLE_DEVICES", "0,1", "system_environment"),
+        ("ASCEND_RT_VISIBLE_DEVICES", "", "system_environment"),
+        ("OMP_PROC_BIND", "close", "system_environment"),
+        ("NCCL_IGNORE_CPU_AFFINITY", "1", "system_environment"),
+        ("TLLM_NUMA_AWARE_WORKER_AFFINITY", "0", None),
+        ("UCX_NET_DEVICES", "mlx5_0:1", "system_environment"),
+    ],
+)
+def test_variables_of_the_systems_environment(name: str, value: str, code: str | None) -> None:
+    """A variable that chooses cards, CPUs or network devices for everybody is named with its file."""
+    found = diagnose(tree({"etc/environment": f"{name}={value}\n"}))
+    notes = check_of(found, "environment").notes
+    assert [note.code for note in notes] == ([] if code is None else [code])
+    for note in notes:
+        assert note.message.startswith(f"/etc/environment sets {name}={value}: ")
+        assert note.hint
+
+
+@pytest.mark.parametrize(
+    "kernel, words", [((6, 1), "forgets it"), ((6, 12), "in common"), (None, "in common")]
+)
+def test_affinity_of_systemd_itself(kernel: tuple[int, int] | None, words: str) -> None:
+    """CPUAffinity= narrows every service's ranks, or is forgotten by kernels before 6.2."""
+    machine = discover(tree({}))
+    settings = NOTHING_KNOWN._replace(
+        manager=(Setting("CPUAffinity", "0-3", "/etc/systemd/system.conf"),), kernel=kernel
+    )
+    found = examine(machine, settings, plan_for(machine))
+    (message,) = notes_of(found)["manager_affinity"]
+    assert message.startswith("/etc/systemd/system.conf sets CPUAffinity=0-3: ")
+    assert words in message
+
+
+def systemd(**changed: Any) -> dict[str, list[str]]:
+    """The notes on a host whose settings are changed."""
+    machine = discover(tree({}))
+    return notes_of(examine(machine, NOTHING_KNOWN._replace(**changed), plan_for(machine)))
+
+
+def test_policy_of_systemd_itself() -> None:
+    """A memory policy for every service is the ranks' too."""
+    policy = (Setting("NUMAPolicy", "interleave", "/etc/systemd/system.conf"),)
+    assert "NUMAPolicy=interleave" in systemd(manager=policy)["manager_policy"][0]
+
+
+def test_services_that_give_cpus_away() -> None:
+    """Container runtimes and managers of CPUs are named, each with what to do."""
+    found = systemd(services=frozenset({"docker.service", "kubelet.service", "slurmd.service"}))
+    assert found.keys() == {"containers", "other_manager"}
+    assert found["other_manager"][0].startswith("kubelet.service and slurmd.service runs")
+
+
+def test_cgroup_v1() -> None:
+    """A controller on a v1 hierarchy enforces nothing that is planned."""
+    assert "cgroup_v1" in systemd(cgroup_version=1)
+
+
+def test_huge_pages_on_some_nodes() -> None:
+    """A node without huge pages that others have is where a worker finds none."""
+    path = "sys/devices/system/node/node{}/hugepages/hugepages-2048kB/nr_hugepages"
+    found = diagnose(tree({path.format(0): "64\n", path.format(1): "0\n"}))
+    (message,) = notes_of(found)["huge_pages"]
+    assert "64 on node 0, none on 1" in message
+    even = diagnose(tree({path.format(0): "64\n", path.format(1): "64\n"}))
+    assert "huge_pages" not in notes_of(even)
+
+
+def test_virtual_machine() -> None:
+    """A hypervisor below is told of."""
+    assert "virtual_machine" in notes_of(diagnose(tree({"proc/cpuinfo": "flags : hypervisor\n"})))
+
+
+# With the machine and the plan ----------------------------------------------------------------------
+
+
+def test_what_the_machine_has_is_found_with_and_without_a_plan() -> None:
+    """Isolated CPUs, cores that the ceiling cuts, and the ceiling itself are told of though nothing can be planned."""
+    tree_ = make_tree(
+        {0: "0-7,16-23", 1: "8-15,24-31"},
+        [0, None],
+        stride=16,
+        isolated_cpus=CpuSet([7, 23]),
+        cgroups=(CgroupFacts(path="/", cpus=CpuSet(range(28))),),
+    )
+    machine = discover(tree_)
+    refused = examine(
+        machine, NOTHING_KNOWN, (Problem("no_locality", "it has no node", "State it"),)
+    )
+    assert refused.ranks is None
+    assert notes_of(refused)["no_locality"] == ["it has no node"]
+    planned = examine(
+        machine, NOTHING_KNOWN, plan_for(machine, locality={machine.accelerators[1].name: 1})
+    )
+    for found in (refused, planned):
+        codes = notes_of(found).keys()
+        assert {"isolated_cpus", "partial_cores", "ceiling"} <= codes
+        assert check_of(found, "cores").state == check_of(found, "ceiling").state == "found"
+
+
+def test_a_plans_old_notes_of_the_machine_do_not_count() -> None:
+    """What was odd when the plan was made, and is not now, is not found."""
+    plan = plan_for(make_host({0: "0-7", 1: "8-15"}, [0, 1], numa_balancing=1))
+    now = make_host({0: "0-7", 1: "8-15"}, [0, 1], numa_balancing=0)
+    assert "numa_balancing" in {note.code for note in plan.notes}
+    assert "numa_balancing" not in notes_of(examine(now, NOTHING_KNOWN, plan))
+
+
+def test_notes_on_ranks_name_them() -> None:
+    """A note on one rank says which."""
+    machine = make_host({0: "0-7", 1: "8-15"}, [0, 1], memory={1: 0})
+    (message,) = notes_of(examine(machine, NOTHING_KNOWN, plan_for(machine)))["remote_memory"]
+    assert message.startswith("Rank 1: Node 1 has no memory")
+
+
+@pytest.mark.parametrize("name", [sample.name for sample in list_samples()])
+def test_every_sample_is_looked_at(name: str) -> None:
+    """Each sample gets an answer from every check, and each note has a code, a sentence and, but for few, a hint."""
+    root = build_tree(read_sample(name))
+    machine = discover(root)
+    found = examine(machine, read_settings(root, machine), make_plan(machine, PlacementRequest()))
+    assert len({check.name for check in found.checks}) == len(found.checks) == 12
+    for check in found.checks:
+        assert (check.state == "found") == bool(check.notes)
+        assert check.why or check.notes
+    value = diagnosis_to_json(found)
+    assert value["schema"] == "provision.doctor/1"
+    assert value == json.loads(json.dumps(value))
+
+
+# As its user types it -------------------------------------------------------------------------------
+
+
+def call(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
+    """(exit status, standard output, standard error) of one command line."""
+    status = run_command(list(arguments))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+ODD_FILES = {
+    **GOOD_FILES,
+    **irq(50, "5", NIC),
+    "etc/environment": "CUDA_DEVICE_ORDER=FASTEST_FIRST\n",
+}
+
+
+def test_a_folder_and_its_snapshot_say_the_same(capsys: Capture, tmp_path: Path) -> None:
+    """A capture carries all that doctor reads: what is found is the same."""
+    root = tree(ODD_FILES, GOOD_FOLDER)
+    write_tree(root, tmp_path / "tree")
+    for folder in root.empty_folders:
+        (tmp_path / "tree" / folder).mkdir(parents=True, exist_ok=True)
+    save_snapshot(take_snapshot(root).data, tmp_path / "host.tar.gz")
+    found = {}
+    for option, path in (("--root", "tree"), ("--snapshot", "host.tar.gz")):
+        status, out, err = call(capsys, "doctor", option, str(tmp_path / path), "--json")
+        assert (status, err) == (0, "")
+        found[option] = out.replace(f"{tmp_path}/tree/", "PLACE").replace(
+            f"{tmp_path}/host.tar.gz:/", "PLACE"
+        )
+    assert found["--root"] == found["--snapshot"]
+    notes = [
+        note["code"] for check in json.loads(found["--root"])["checks"] for note in check["notes"]
+    ]
+    assert notes == ["foreign_interrupts", "cuda_device_order"]
+
+
+def test_what_people_see(capsys: Capture, tmp_path: Path) -> None:
+    """What was found comes first, with its hint; then what is fine, then what is not known."""
+    write_tree(tree({**irq(50, "5", NIC)}), tmp_path)
+    status, out, err = call(capsys, "doctor", "--root", str(tmp_path))
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[1] == "Judged by the plan that provision plan makes: 4 ranks"
+    at = lines.index("Interrupts")
+    assert lines[at + 1].startswith("  foreign_interrupts: 1 of 1 interrupts of mlx5_0")
+    assert lines[at + 2].startswith("    (Send them to CPUs 0-3")
+    assert at < lines.index("Fine") < lines.index("Not known")
+    assert lines[-1] == "1 found, 9 checks fine, 2 not known"
+
+
+def test_refused_plan_is_a_finding(capsys: Capture, tmp_path: Path) -> None:
+    """Where no plan can be made, that is what is found, and the rest is looked at all the same."""
+    write_tree(make_tree({0: "0-7", 1: "8-15"}, [None]), tmp_path)
+    status, out, err = call(capsys, "doctor", "--root", str(tmp_path))
+    assert (status, err) == (0, "")
+    assert "There is no plan for it: placement says why" in out
+    assert "no_locality: " in out
+    assert "interrupts: there is no plan to judge them by" in out
+
+
+def test_plan_by_options_and_by_file(capsys: Capture, tmp_path: Path) -> None:
+    """The plan that it judges by is what the options make, or a file's; a stranger's file is refused."""
+    write_tree(tree(irq(50, "5", NIC)), tmp_path / "tree")
+    where = ("--root", str(tmp_path / "tree"))
+    _, out, _ = call(capsys, "doctor", *where, "--devices", "0,2", "--json")
+    assert json.loads(out)["ranks"] == 2
+    _, out, _ = call(capsys, "plan", *where, "--reserve-cores", "6", "--json")
+    (tmp_path / "plan.json").write_text(out)
+    _, out, _ = call(capsys, "doctor", *where, "--plan", str(tmp_path / "plan.json"))
+    assert f"Judged by {tmp_path}/plan.json: 4 ranks" in out
+    assert "foreign_interrupts" not in out  # CPU 5 is reserved in it
+    status, _, err = call(
+        capsys, "doctor", "--sample", "uneven-5-3", "--plan", str(tmp_path / "plan.json")
+    )
+    assert status == 1
+    assert "the plan is for another machine" in err
+
+
+def test_texts_of_other_readers(capsys: Capture, tmp_path: Path) -> None:
+    """What they agree on is counted; a contradiction is found, and is exit status 3."""
+    text = "node 0 cpus: 0 1 2 3 4 5 6 7\nnode 1 cpus: 8 9 10 11 12 13 14 15\n"
+    (tmp_path / "numactl.txt").write_text(text)
+    write_tree(tree({}), tmp_path / "tree")
+    where = ("doctor", "--root", str(tmp_path / "tree"), "--numactl", str(tmp_path / "numactl.txt"))
+    status, out, _ = call(capsys, *where)
+    assert status == 0
+    assert f"  numactl: {tmp_path}/numactl.txt: 3 of 3 facts agree\n" in out
+    (tmp_path / "numactl.txt").write_text(text.replace("15", "17"))
+    status, out, _ = call(capsys, *where)
+    assert status == 3
+    assert "\nNumactl\n  numactl_cpus: " in out
+    topo = "\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\nGPU0\tX\tSYS\tSYS\tSYS\t0-7\t0\n"
+    (tmp_path / "topo.txt").write_text(topo)
+    status, out, _ = call(
+        capsys,
+        "doctor",
+        "--root",
+        str(tmp_path / "tree"),
+        "--nvidia-smi",
+        str(tmp_path / "topo.txt"),
+    )
+    assert status == 3  # GPU0 and GPU1 are on one node
+    assert "nvidia_smi_link: " in out
+    assert "says SYS of GPU0 and GPU1" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("--numactl", "/nonexistent"), "/nonexistent: can't be read"),
+        (("--nvidia-smi", __file__), "holds no matrix of GPUs"),
+        (("--numactl", "-", "--nvidia-smi", "-"), "standard input can be read once"),
+        (("--plan", "x", "--devices", "0"), "--plan and --devices exclude each other"),
+        (("--devices", "x"), "--devices: "),
+        (("--policy", "best"), "--policy"),
+    ],
+)
+def test_wrong_input(capsys: Capture, arguments: tuple[str, ...], words: str) -> None:
+    """Wrong options and texts of another form are refused with exit status 2."""
+    status, out, err = call(capsys, "doctor", "--sample", "two-socket-8gpu", *arguments)
+    assert (status, out) == (2, "")
+    assert words in err
+
+
+def test_hwloc_says_nothing_of_settings(capsys: Capture, tmp_path: Path) -> None:
+    """Of an XML all that it does not hold is not known."""
+    from tests.test_hwloc import lstopo
+
+    write_tree(build_tree(read_sample("two-socket-8gpu"), with_masks=True), tmp_path / "tree")
+    (tmp_path / "host.xml").write_text(lstopo(tmp_path / "tree", 2))
+    status, out, _ = call(capsys, "doctor", "--hwloc", str(tmp_path / "host.xml"), "--json")
+    assert status == 0
+    states = {check["name"]: check["state"] for check in json.loads(out)["checks"]}
+    assert states["interrupts"] == states["environment"] == states["systemd"] == "unknown"
+    assert states["cards"] == "found"  # the driver is not in it
+
+
+def test_this_system(capsys: Capture) -> None:
+    """The running system is looked at, whatever it is, by an ordinary user too."""
+    status, out, err = call(capsys, "doctor", "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["is_this_system"] is True
