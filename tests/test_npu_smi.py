@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -248,9 +249,13 @@ def test_machine_without_an_npu() -> None:
 
 
 def test_option_numbers_the_npus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--npu-smi FILE plans with the driver's numbers; a bad file is named in the refusal."""
+    """--npu-smi FILE shows and plans with the driver's numbers; a bad file is named in the refusal."""
     file = tmp_path / "npu-smi.txt"
     file.write_text(info())
+    where = ("--sample", "ascend-8npu", "--npu-smi", str(file), "--json")
+    assert run_command(["topology", *where]) == 0
+    cards = json.loads(capsys.readouterr().out)["accelerators"]
+    assert [card["runtime_numbers"] for card in cards] == [[1], [3], [5], [7], [4], [6], [0], [2]]
     assert run_command(["plan", "--sample", "ascend-8npu", "--npu-smi", str(file), "--json"]) == 0
     assert '"runtime_numbers"' in capsys.readouterr().out
     file.write_text("nothing")

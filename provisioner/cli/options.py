@@ -93,6 +93,13 @@ def machine_options(function: _F) -> _F:
     return command
 
 
+npu_smi_option = click.option(
+    "--npu-smi",
+    metavar="FILE",
+    help="What npu-smi info (and npu-smi info -t topo) printed: the numbers of Ascend NPUs.",
+)
+
+
 def placement_options(function: _F) -> _F:
     """The options that say what is to be planned."""
     for option in reversed(
@@ -201,11 +208,7 @@ def placement_options(function: _F) -> _F:
                 default=None,
                 help="Count virtual functions as RDMA devices too.  [default: no]",
             ),
-            click.option(
-                "--npu-smi",
-                metavar="FILE",
-                help="What npu-smi info (and npu-smi info -t topo) printed: the numbers of Ascend NPUs.",
-            ),
+            npu_smi_option,
             click.option(
                 "--locality",
                 multiple=True,

@@ -5,16 +5,30 @@ from __future__ import annotations
 import click
 
 from provisioner.cli.console import bold, print_json, print_line, print_notes, print_table
-from provisioner.cli.options import Where, machine_options, read_machine
+from provisioner.cli.options import (
+    Where,
+    add_npu_smi,
+    machine_options,
+    npu_smi_option,
+    read_machine,
+)
 
 
 @click.command("topology", epilog="Example: provision topology --root captures/host7 --json")
 @machine_options
+@npu_smi_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (schema provision.topology/1).")
 @click.option(
     "--verbose", "-v", is_flag=True, help="Say where each fact came from, and list every core."
 )
-def command(root: Where, sample: str | None, within: str, as_json: bool, verbose: bool) -> None:
+def command(
+    root: Where,
+    sample: str | None,
+    within: str,
+    npu_smi: str | None,
+    as_json: bool,
+    verbose: bool,
+) -> None:
     """Show packages, NUMA nodes, cores, cards and network devices, and what is odd."""
     from provisioner.fingerprint import machine_fingerprint
     from provisioner.oddities import DRIVERS
@@ -27,6 +41,10 @@ def command(root: Where, sample: str | None, within: str, as_json: bool, verbose
     )
 
     machine = read_machine(root, sample, within)
+    if npu_smi is not None:
+        from provisioner.request import PlacementRequest
+
+        machine, _ = add_npu_smi(machine, PlacementRequest(), npu_smi)
     if as_json:
         print_json(topology_to_json(machine))
         return
