@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ from provisioner.hostfs import (
 )
 from provisioner.idset import CpuSet
 from provisioner.pci import parse_pci_address
-from provisioner.root import MemoryRoot
+from provisioner.root import DirectoryRoot, MemoryRoot
 from provisioner.settings import NOTHING_KNOWN, HostSettings, HugePages, Setting
 from provisioner.snapshot import take_snapshot
 from tests.hosts import make_tree
@@ -183,6 +184,29 @@ def test_asked_affinity_where_the_kernel_does_not_say_the_real_one() -> None:
     found = settings_of(tree(files)).interrupts
     assert found is not None
     assert [str(one.cpus) for one in found[CARD]] == ["0-7"]
+
+
+def test_this_systems_interrupts() -> None:
+    """Of the running system the interrupts are those that the kernel lists, and land where it says."""
+    root = DirectoryRoot()
+    machine = discover(root)
+    expected = {}
+    for nic in machine.nics:
+        folder = Path(f"/sys/bus/pci/devices/{nic.address}/msi_irqs")
+        if folder.is_dir() and nic.name and not nic.is_virtual:
+            numbers = sorted(int(one.name) for one in folder.iterdir())
+            expected[nic.address] = [
+                (number, Path(f"/proc/irq/{number}/effective_affinity_list").read_text().strip())
+                for number in numbers
+            ]
+    if not expected:
+        pytest.skip("no network device of this system has message interrupts")
+    found = read_settings(root, machine).interrupts or {}
+    assert {
+        address: [(one.number, str(one.cpus)) for one in listed]
+        for address, listed in found.items()
+        if address in expected
+    } == expected
 
 
 def test_irqbalance_that_is_no_unit() -> None:
