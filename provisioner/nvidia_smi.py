@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from provisioner.comparison import Comparison
-from provisioner.errors import InputError, ParseError
+from provisioner.errors import InputError, ParseError, shorten
 from provisioner.idset import CpuSet, NodeSet, union_cpus
 from provisioner.locality import Locality, find_card_locality, find_cpu_nodes, find_locality
 from provisioner.pci import PciAddress
@@ -81,7 +81,7 @@ def _parse_row(words: Sequence[str], columns: Sequence[str], heads: Sequence[str
     links, rest = words[1 : len(columns) + 1], list(words[len(columns) + 1 :])
     strange = [link for link in links if not _LINK.fullmatch(link)]
     if len(links) < len(columns) or strange:
-        found = f"found '{strange[0]}'" if strange else f"found {len(links)}"
+        found = f"found '{shorten(strange[0])}'" if strange else f"found {len(links)}"
         raise ParseError(
             f"row '{words[0]}': {found}: expected {len(columns)} links such as PIX or NV18"
         )

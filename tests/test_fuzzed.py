@@ -29,6 +29,10 @@ FOUND = {
         "facts",
         b'title = "x"\npackages = [{ cpus = "0" }]\ncards = [{ path = "0:35:\\t\\t", node = 0 }]\n',
     ),
+    "a link between GPUs that a terminal would act on": (
+        "texts",
+        b"\tGPU0\tNIC0\tCPU Affinity\nGPU0\tX\tPIX\0\t0-3\n",
+    ),
     "a service of a plan file that a terminal would act on": (
         "plan_file",
         (
