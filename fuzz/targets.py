@@ -30,12 +30,13 @@ from provisioner.fingerprint import machine_fingerprint
 from provisioner.hostfs import (
     ENVIRONMENT,
     MANAGER,
-    parse_assignments,
     parse_banned,
     parse_is_virtual,
     parse_kernel,
     parse_manager_environment,
     parse_manager_keys,
+    parse_shell,
+    parse_variables,
 )
 from provisioner.hwloc import read_hwloc
 from provisioner.idset import CpuSet, NodeSet
@@ -256,7 +257,8 @@ def fuzz_texts(data: bytes) -> None:
         parse_size,
         parse_topology,
         lambda text: parse_banned(f"IRQBALANCE_BANNED_CPUS={text}"),
-        lambda text: parse_assignments(text, ENVIRONMENT),
+        lambda text: parse_shell(text, ENVIRONMENT),
+        lambda text: parse_variables(text, ENVIRONMENT),
         lambda text: parse_manager_keys(f"[Manager]\n{text}", MANAGER),
     ):
         with refused():

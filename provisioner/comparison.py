@@ -13,5 +13,7 @@ class Comparison(NamedTuple):
     reader: str  # e.g. 'nvidia-smi topo -m'
     place: str  # the text's name
     facts: int  # how many were compared
+    agreed: int  # how many of them are the same
     explained: tuple[str, ...]  # sentences: what differs and need not be wrong
+    unsaid: tuple[str, ...]  # sentences: what it leaves out, and was not compared
     differences: tuple[Note, ...]  # what one of the two is wrong about

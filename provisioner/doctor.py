@@ -13,11 +13,19 @@ from typing import Any, Literal, NamedTuple
 from provisioner.comparison import Comparison
 from provisioner.errors import Problem
 from provisioner.fingerprint import machine_fingerprint
+from provisioner.idset import NodeSet
 from provisioner.interrupts import find_stray_interrupts, named_ranks, note_irqbalance
 from provisioner.oddities import find_oddities
-from provisioner.plan import Note, Plan
+from provisioner.plan import Note, Plan, Rank
 from provisioner.request import PlacementRequest
-from provisioner.setting_notes import note_huge_pages, note_manager, note_services, note_variable
+from provisioner.setting_notes import (
+    name_some,
+    note_huge_pages,
+    note_manager,
+    note_running,
+    note_services,
+    note_variable,
+)
 from provisioner.settings import HostSettings
 from provisioner.topology import Machine
 from provisioner.usable import find_usable_cores
@@ -30,10 +38,19 @@ State = Literal["found", "fine", "unknown"]
 class Check(NamedTuple):
     """One thing that was looked at."""
 
-    name: str  # stable, one word
-    state: State
-    why: str  # what was seen, or why nothing could be
-    notes: tuple[Note, ...] = ()  # of a check that found something
+    name: str  # stable
+    state: State  # found wins over unknown, and unknown over fine
+    why: str  # what was seen, where it is fine; of another reader's text always
+    unknown: tuple[str, ...] = ()  # what could not be looked at
+    notes: tuple[Note, ...] = ()  # what was found
+
+
+class _Seen(NamedTuple):
+    """What a check saw."""
+
+    fine: str = ""
+    unknown: tuple[str, ...] = ()
+    notes: Sequence[Note] = ()
 
 
 class Diagnosis(NamedTuple):
@@ -53,7 +70,7 @@ class Diagnosis(NamedTuple):
 # Which check a note of the planner's or of the machine's belongs to; all others are of the placement.
 _CODES: dict[str, tuple[str, ...]] = {
     "data": ("machine",),
-    "cards": ("driver_not_loaded", "cards_from_dev", "npu_numbers"),
+    "cards": ("no_card", "driver_not_loaded", "cards_from_dev", "npu_numbers"),
     "locality": ("contradicting_locality", "unlike_neighbours", "all_on_one_node"),
     "cores": ("isolated_cpus", "partial_cores", "no_node_cpus", "mixed_smt"),
     "packages": ("package_across_nodes", "packages_in_node"),
@@ -63,7 +80,9 @@ _CODES: dict[str, tuple[str, ...]] = {
 }
 _CHECK_OF = {code: check for check, codes in _CODES.items() for code in codes}
 # Those that a plan adds to the machine's own.
-_OF_REQUEST = ("npu_numbers", "isolated_cpus", "partial_cores", "no_node_cpus")
+_OF_REQUEST = ("no_card", "npu_numbers", "isolated_cpus", "partial_cores", "no_node_cpus")
+# What was asked for, or is the only answer there is.
+_AS_ASKED = ("by_locality", "by_one_node", "shared_cores", "several_cards", "partitions")
 _READERS = ("nvidia-smi", "numactl")
 
 
@@ -82,17 +101,22 @@ def examine(
         comparisons: what other readers said of it.
     """
     found = plan if isinstance(plan, Plan) else None
+    reasons = () if isinstance(plan, Plan) else plan
     notes: dict[str, list[Note]] = {}
-    for note in _collect(machine, found):
+    for note in (
+        *_collect(machine, found),
+        *(Note(one.code, one.message, one.hint) for one in reasons),
+    ):
         notes.setdefault(_CHECK_OF.get(note.code, "placement"), []).append(note)
-    if not isinstance(plan, Plan):
-        notes["placement"] = [Note(one.code, one.message, one.hint) for one in plan]
-    context = _Context(machine, settings, found)
+    context = _Context(machine, settings, found, reasons)
     checks: list[Check] = []
     for name, look in _CHECKS:
-        state, why, more = look(context)
-        listed = (*notes.pop(name, ()), *more)
-        checks.append(Check(name, "found" if listed else state, why, listed))
+        seen = look(context)
+        unknown = (*seen.unknown, *_name_unreadable(settings.unreadable.get(name, ())))
+        listed = (*notes.get(name, ()), *seen.notes)
+        state: State = "found" if listed else "unknown" if unknown else "fine"
+        why = seen.fine if state == "fine" else ""
+        checks.append(Check(name, state, why, unknown, listed))
     checks += [_check_reader(one) for one in comparisons]
     return Diagnosis(
         machine_fingerprint(machine),
@@ -102,17 +126,49 @@ def examine(
     )
 
 
+def _name_unreadable(paths: Sequence[str]) -> Iterator[str]:
+    """What of a check can't be known for files that can't be read."""
+    if paths:
+        yield f"what is in {name_some(paths, 3)}: can't be read, or is of another form"
+
+
 def _collect(machine: Machine, plan: Plan | None) -> Iterator[Note]:
     """The machine's notes, as it is now, and those that the plan adds."""
-    yield from find_oddities(machine)
+    stated = {
+        device
+        for _, rank in (named_ranks(plan) if plan is not None else ())
+        for device, source in zip(rank.devices, rank.node_sources, strict=False)
+        if source == "locality"
+    }
+    # What is never said is no finding, and stands with what is not known.
+    yield from (note for note in find_oddities(machine, stated) if note.code != "unsaid")
     if plan is None:
         yield from find_usable_cores(machine, PlacementRequest()).notes
         return
-    own = _CHECK_OF.keys() - set(_OF_REQUEST)
+    own = (_CHECK_OF.keys() | {"unsaid"}) - set(_OF_REQUEST)
     yield from (note for note in plan.notes if note.code not in own)
+    alike: dict[str, list[tuple[str, Note]]] = {}
     for label, rank in named_ranks(plan):
-        for note in rank.notes:
-            yield Note(note.code, f"{label[0].upper()}{label[1:]}: {note.message}", note.hint)
+        for note in (*rank.notes, *_note_alignment(rank)):
+            if note.code not in _AS_ASKED:
+                alike.setdefault(note.code, []).append((label, note))
+    for code, listed in alike.items():
+        # One sentence for all: they mostly have one cause.
+        label, first = listed[0]
+        more = f" (so too {name_some([one for one, _ in listed[1:]])})" if len(listed) > 1 else ""
+        yield Note(code, f"{label[0].upper()}{label[1:]}{more}: {first.message}", first.hint)
+
+
+def _note_alignment(rank: Rank) -> Iterator[Note]:
+    """What is not ideal about a rank and no note of the plan says."""
+    if rank.alignment.llc is False:
+        yield Note(
+            "several_llcs",
+            f"its CPUs {rank.main_cpus} have several last-level caches.",
+            'Policy "llc" makes shares of whole last-level caches, where they go round',
+        )
+    if not rank.alignment.contiguous:
+        yield Note("scattered", f"its CPUs {rank.main_cpus} are no run of cores.")
 
 
 class _Context(NamedTuple):
@@ -121,147 +177,147 @@ class _Context(NamedTuple):
     machine: Machine
     settings: HostSettings
     plan: Plan | None
-
-
-_Look = Callable[[_Context], tuple[State, str, Sequence[Note]]]
+    reasons: Sequence[Problem]  # why there is no plan
 
 
 # The machine -----------------------------------------------------------------------------------
 
 
-def _look_at_data(context: _Context) -> tuple[State, str, Sequence[Note]]:
-    return "fine", "the machine's files do not contradict each other", ()
+def _look_at_data(context: _Context) -> _Seen:
+    return _Seen("the machine's files do not contradict each other", context.machine.unsaid)
 
 
-def _look_at_cards(context: _Context) -> tuple[State, str, Sequence[Note]]:
-    cards = context.machine.accelerators
-    if not cards:
-        return "unknown", "there is no card", ()
-    vendors = Counter(card.vendor for card in cards)
-    return "fine", ", ".join(f"{count} of {vendor}" for vendor, count in vendors.items()), ()
+def _look_at_cards(context: _Context) -> _Seen:
+    vendors = Counter(card.vendor for card in context.machine.accelerators)
+    return _Seen(", ".join(f"{count} of {vendor}" for vendor, count in vendors.items()))
 
 
-def _look_at_locality(context: _Context) -> tuple[State, str, Sequence[Note]]:
-    if not context.machine.accelerators:
-        return "unknown", "there is no card", ()
-    return "fine", "nothing on the PCI bus contradicts what the cards say", ()
+def _look_at_locality(context: _Context) -> _Seen:
+    machine = context.machine
+    mute: list[str] = []
+    for card in machine.accelerators:
+        path = machine.pci_path(card.address)
+        if (path[0].numa_node if path else card.numa_node) is None:
+            mute.append(card.name)
+    if mute and len(machine.cpu_nodes) > 1:
+        return _Seen(unknown=(f"{name_some(mute, 4)} do not say their NUMA node themselves",))
+    return _Seen("nothing on the PCI bus contradicts what the cards say")
 
 
-def _look_at_cores(context: _Context) -> tuple[State, str, Sequence[Note]]:
+def _look_at_cores(context: _Context) -> _Seen:
     cores = context.machine.cores
     each = len(cores[0].cpus)
-    smt = context.settings.smt_control
-    said = "" if smt is None else f"; SMT is {smt}"
-    return (
-        "fine",
-        f"{len(cores)} cores of {each} {'CPU' if each == 1 else 'CPUs'}, all whole{said}",
-        (),
+    return _Seen(f"{len(cores)} cores of {each} {'CPU' if each == 1 else 'CPUs'} each, all whole")
+
+
+def _look_at_packages(context: _Context) -> _Seen:
+    packages = {core.package for core in context.machine.cores}
+    is_virtual = context.settings.is_virtual
+    unknown = ("which package each CPU is in",) if None in packages else ()
+    if is_virtual is None:
+        unknown = (*unknown, "whether a hypervisor is below")
+    elif is_virtual:
+        unknown = (
+            *unknown,
+            "where the CPUs really are: this is a virtual machine, whose host has to pin them",
+        )
+    nodes = len(context.machine.cpu_nodes)
+    return _Seen(
+        f"{_count(len(packages), 'package')} and {_count(nodes, 'NUMA node')} with CPUs fit together",
+        unknown,
     )
 
 
-def _look_at_packages(context: _Context) -> tuple[State, str, Sequence[Note]]:
-    known = {core.package for core in context.machine.cores} - {None}
-    if context.settings.is_virtual:
-        note = Note(
-            "virtual_machine",
-            "This is a virtual machine: its packages, NUMA nodes, cores and buses are what the hypervisor says.",
-            "Have its host pin each virtual CPU and pass the NUMA nodes on; else no placement here means anything",
-        )
-        return "found", "", (note,)
-    if not known:
-        return "unknown", "no CPU says which package it is in", ()
-    nodes = len(context.machine.cpu_nodes)
-    return "fine", f"{len(known)} packages and {nodes} NUMA nodes with CPUs fit together", ()
+def _look_at_memory(context: _Context) -> _Seen:
+    machine, pages = context.machine, context.settings.huge_pages
+    mute = NodeSet(node.id for node in machine.nodes if node.cpus and node.memory_bytes is None)
+    unknown = (f"how much memory NUMA nodes {mute} have",) if mute else ()
+    if pages is None:
+        unknown = (*unknown, "how many huge pages are set aside")
+    return _Seen(
+        "nodes with CPUs have about as much memory, and huge pages, as their peers",
+        unknown,
+        list(note_huge_pages(machine, pages or ())),
+    )
 
 
-def _look_at_memory(context: _Context) -> tuple[State, str, Sequence[Note]]:
-    machine = context.machine
-    notes = list(note_huge_pages(machine, context.settings.huge_pages))
-    unknown = [node.id for node in machine.nodes if node.cpus and node.memory_bytes is None]
-    if unknown and not notes:
-        return "unknown", f"the memory of NUMA nodes {', '.join(map(str, unknown))} is not said", ()
-    return "fine", "nodes with CPUs have about as much memory as their peers", notes
-
-
-def _look_at_ceiling(context: _Context) -> tuple[State, str, Sequence[Note]]:
+def _look_at_ceiling(context: _Context) -> _Seen:
     ceiling = context.machine.ceiling
     if ceiling.cpus is None:
-        return "unknown", ceiling.source, ()
-    return "fine", f"every CPU may be used ({ceiling.source})", ()
+        return _Seen(unknown=(ceiling.source,))
+    return _Seen(f"every CPU may be used ({ceiling.source})")
 
 
-def _look_at_balancing(context: _Context) -> tuple[State, str, Sequence[Note]]:
+def _look_at_balancing(context: _Context) -> _Seen:
     machine = context.machine
     if len(machine.cpu_nodes) < 2:
-        return "fine", "there is one NUMA node with CPUs", ()
+        return _Seen("there is one NUMA node with CPUs")
     if machine.numa_balancing is None:
-        return "unknown", "proc/sys/kernel/numa_balancing is not there", ()
-    return "fine", "kernel.numa_balancing is off", ()
+        return _Seen(unknown=("kernel.numa_balancing",))
+    return _Seen("kernel.numa_balancing is off")
 
 
-def _look_at_placement(context: _Context) -> tuple[State, str, Sequence[Note]]:
-    return "fine", "every rank has whole cores and memory of its card's node", ()
+def _look_at_placement(context: _Context) -> _Seen:
+    return _Seen("every rank has whole cores and memory of its card's node")
 
 
-# What the host is set to --------------------------------------------------------------------------
+# What the host is set to -----------------------------------------------------------------------
 
 
-def _look_at_interrupts(context: _Context) -> tuple[State, str, Sequence[Note]]:
-    settings, plan = context.settings, context.plan
+def _look_at_interrupts(context: _Context) -> _Seen:
+    machine, settings, plan = context.machine, context.settings, context.plan
+    if not machine.accelerators:
+        return _Seen("there is no rank that they could disturb")
     if plan is None:
-        return "unknown", "there is no plan to judge them by", ()
+        return _Seen(unknown=("whose cores interrupts land on, as there is no plan",))
     notes: list[Note] = []
     if settings.irqbalance is not None:
-        notes += note_irqbalance(context.machine, settings.irqbalance, plan)
+        notes += note_irqbalance(machine, settings.irqbalance, plan)
     if settings.interrupts is None:
-        return "unknown", "no card or network device here says where its interrupts land", notes
+        return _Seen("", ("where the interrupts of cards and network devices land",), notes)
     count = sum(len(one) for one in settings.interrupts.values())
-    notes += find_stray_interrupts(context.machine, settings.interrupts, plan)
-    return (
-        "fine",
+    notes += find_stray_interrupts(
+        machine, settings.interrupts, plan, is_balanced=settings.irqbalance is not None
+    )
+    unknown = () if settings.services is not None else ("whether irqbalance runs",)
+    if settings.irqbalance is not None:
+        unknown = ()
+    return _Seen(
         f"{count} interrupts of cards and network devices land on no other rank's cores",
+        unknown,
         notes,
     )
 
 
-def _look_at_environment(context: _Context) -> tuple[State, str, Sequence[Note]]:
+def _look_at_environment(context: _Context) -> _Seen:
     settings = context.settings.environment
     if settings is None:
-        return "unknown", "there is no /etc here", ()
+        return _Seen(unknown=("what the system sets for every process: there is no /etc here",))
     notes = [note for one in settings if (note := note_variable(one)) is not None]
-    fine = [f"{one.name}={one.value}" for one in settings]
-    return (
-        "fine",
-        f"the system sets {', '.join(fine) or 'nothing that chooses cards or CPUs'}",
-        notes,
-    )
+    said = ", ".join(f"{one.name}={one.value}" for one in settings)
+    return _Seen(f"the system sets {said or 'nothing that chooses cards or CPUs'}", (), notes)
 
 
-def _look_at_systemd(context: _Context) -> tuple[State, str, Sequence[Note]]:
+def _look_at_systemd(context: _Context) -> _Seen:
     settings = context.settings
-    notes: list[Note] = []
-    if settings.cgroup_version == 1:
-        notes.append(
-            Note(
-                "cgroup_v1",
-                "The cpuset controller is on a cgroup v1 hierarchy, where systemd enforces no AllowedCPUs=.",
-                "Boot with systemd.unified_cgroup_hierarchy=1",
-            )
-        )
-    notes += note_manager(settings.manager or (), settings.kernel)
-    notes += note_services(settings.services or frozenset())
-    unknown = [
+    notes = [
+        *note_running(settings),
+        *note_manager(settings.manager or (), settings.kernel),
+        *note_services(settings.services or frozenset()),
+    ]
+    unknown = tuple(
         what
         for what, value in (
-            ("where the cpuset controller is", settings.cgroup_version),
-            ("system.conf", settings.manager),
+            ("whether systemd runs", settings.has_systemd),
+            ("which hierarchy has the cpuset controller", settings.cgroup_version),
+            ("what system.conf sets", settings.manager),
             ("which services run", settings.services),
         )
         if value is None
-    ]
-    if unknown and not notes:
-        return "unknown", f"not said: {', '.join(unknown)}", ()
-    return "fine", "cgroup v2 has the cpuset controller, and nothing else gives CPUs away", notes
+    )
+    return _Seen(
+        "cgroup v2 has the cpuset controller, and nothing else gives CPUs away", unknown, notes
+    )
 
 
 # Other readers ---------------------------------------------------------------------------------
@@ -270,14 +326,18 @@ def _look_at_systemd(context: _Context) -> tuple[State, str, Sequence[Note]]:
 def _check_reader(comparison: Comparison) -> Check:
     """A text that another reader printed."""
     name = next(one for one in _READERS if comparison.reader.startswith(one))
-    agreed = comparison.facts - len(comparison.differences)
-    why = f"{comparison.place}: {agreed} of {comparison.facts} facts agree"
+    why = f"{comparison.place}: {comparison.agreed} of {comparison.facts} facts agree"
     if comparison.explained:
         why += "; " + "; ".join(comparison.explained)
-    return Check(name, "found" if comparison.differences else "fine", why, comparison.differences)
+    state: State = "found" if comparison.differences else "fine"
+    return Check(name, state, why, comparison.unsaid, comparison.differences)
 
 
-_CHECKS: tuple[tuple[str, _Look], ...] = (
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+_CHECKS: tuple[tuple[str, Callable[[_Context], _Seen]], ...] = (
     ("data", _look_at_data),
     ("cards", _look_at_cards),
     ("locality", _look_at_locality),
@@ -305,6 +365,7 @@ def diagnosis_to_json(diagnosis: Diagnosis) -> dict[str, Any]:
                 "name": check.name,
                 "state": check.state,
                 "why": check.why,
+                "unknown": list(check.unknown),
                 "notes": [
                     {"code": note.code, "message": note.message, "hint": note.hint}
                     for note in check.notes

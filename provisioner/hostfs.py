@@ -1,7 +1,7 @@
 """What a host is set to, read: one read and one parse function per file, and all of them together.
 
 Source: Documentation/core-api/irq/irq-affinity.rst, Documentation/ABI/testing/sysfs-bus-pci (msi_irqs),
-Documentation/ABI/testing/sysfs-devices-system-cpu (smt/control), Documentation/admin-guide/mm/hugetlbpage.rst;
+Documentation/admin-guide/mm/hugetlbpage.rst;
 environment(5) of PAM, systemd-system.conf(5), environment.d(5); irqbalance(1).
 
 A file that is there and can't be read is not known, as one that is absent is: nothing that is planned
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TypeVar
 
 from provisioner.cgroup import find_hierarchies
@@ -50,12 +50,14 @@ SERVICES = (
 IRQBALANCE_SETTINGS = ("etc/default/irqbalance", "etc/sysconfig/irqbalance")
 IRQBALANCE = ("IRQBALANCE_BANNED_CPULIST", "IRQBALANCE_BANNED_CPUS")
 
+IRQBALANCE_UNIT = "irqbalance.service"
+CGROUP_MOUNTS = ("sys/fs/cgroup", "sys/fs/cgroup/unified", "sys/fs/cgroup/systemd")
 _PCI = "sys/bus/pci/devices"
-_SYSTEM_SLICE = "system.slice"
+_ENVIRONMENT_FOLDERS = ("usr/lib/environment.d", "run/environment.d", "etc/environment.d")
+# What container engines leave inside. Source: systemd's src/basic/virt.c.
+_CONTAINER = ("run/.containerenv", ".dockerenv", "run/systemd/container")
 # The first wins. Source: systemd-system.conf(5).
 _MANAGER_FOLDERS = ("etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd")
-_ENVIRONMENT_FILES = ("etc/environment", "etc/profile")
-_ENVIRONMENT_FOLDERS = (("etc/environment.d", ".conf"), ("etc/profile.d", ".sh"))
 
 
 def read_settings(root: Root, machine: Machine) -> HostSettings:
@@ -65,113 +67,135 @@ def read_settings(root: Root, machine: Machine) -> HostSettings:
         root: where it is read.
         machine: what discovery found there.
     """
-    unit_folder = _find_unit_folder(root)
+    interrupts, environment, systemd, memory, packages = (_Reader(root) for _ in range(5))
+    unit_folder = _find_unit_folder(systemd)
     return HostSettings(
-        interrupts=_read_interrupts(root, machine),
-        irqbalance=_read_irqbalance(root, unit_folder),
-        environment=_read_environment(root),
-        manager=read_manager_settings(root) if _exists(root, "etc") else None,
+        interrupts=_read_interrupts(interrupts, machine),
+        irqbalance=_read_irqbalance(interrupts, unit_folder),
+        environment=_read_environment(environment),
+        manager=_read_manager(systemd, MANAGER) if systemd.exists("etc") else None,
         services=None
         if unit_folder is None
-        else frozenset(name for name in SERVICES if _exists(root, f"{unit_folder}/{name}")),
-        cgroup_version=_read_cgroup_version(root),
-        smt_control=_text(root, "sys/devices/system/cpu/smt/control").strip() or None,
-        is_virtual=parse_is_virtual(_text(root, "proc/cpuinfo")),
-        huge_pages=_read_huge_pages(root, machine),
-        kernel=parse_kernel(_text(root, "proc/sys/kernel/osrelease")),
+        else frozenset(name for name in SERVICES if systemd.exists(f"{unit_folder}/{name}")),
+        cgroup_version=_read_cgroup_version(systemd),
+        is_virtual=parse_is_virtual(packages.text("proc/cpuinfo")),
+        huge_pages=_read_huge_pages(memory, machine),
+        has_systemd=systemd.exists("run/systemd/system") if systemd.exists("run") else None,
+        container=next((f"/{one}" for one in _CONTAINER if systemd.exists(one)), None),
+        kernel=parse_kernel(systemd.text("proc/sys/kernel/osrelease")),
+        unreadable={
+            name: tuple(reader.unreadable)
+            for name, reader in (
+                ("interrupts", interrupts),
+                ("environment", environment),
+                ("systemd", systemd),
+                ("memory", memory),
+                ("packages", packages),
+            )
+            if reader.unreadable
+        },
     )
 
 
-def _text(root: Root, path: str) -> str:
-    """A file's text; empty where there is none that can be read."""
-    try:
-        return root.read(path, lossy=True) or ""
-    except ReadError:
-        return ""
+class _Reader:
+    """A root of which nothing that is read can fail; what could not be read is remembered."""
 
+    def __init__(self, root: Root) -> None:
+        self.root = root
+        self.unreadable: dict[str, None] = {}
 
-def _parsed(root: Root, path: str, parse: Callable[[str], _T]) -> _T | None:
-    """What a parser makes of a file; None where there is none that can be read, or of another form."""
-    try:
-        return read_parsed(root, path, parse)
-    except (ReadError, ParseError):
-        return None
+    def read(self, path: str) -> str | None:
+        """A file's text; None where there is none that can be read."""
+        try:
+            text = self.root.read(path, lossy=True)
+        except ReadError:
+            self.unreadable[f"/{path}"] = None
+            return None
+        # Windows' editors begin a file with it.
+        return None if text is None else text.removeprefix("\ufeff")
 
+    def text(self, path: str) -> str:
+        """A file's text; empty where there is none that can be read."""
+        return self.read(path) or ""
 
-def _names(root: Root, path: str) -> list[str]:
-    """The names in a folder; empty where there is none that can be read."""
-    try:
-        return root.list(path)
-    except ReadError:
-        return []
+    def parsed(self, path: str, parse: Callable[[str], _T]) -> _T | None:
+        """What a parser makes of a file; None where there is none that can be read, or of another form."""
+        try:
+            return read_parsed(self.root, path, parse)
+        except (ReadError, ParseError):
+            self.unreadable[f"/{path}"] = None
+            return None
 
+    def names(self, path: str) -> list[str]:
+        """The names in a folder; empty where there is none that can be read."""
+        try:
+            return self.root.list(path)
+        except ReadError:
+            self.unreadable[f"/{path}"] = None
+            return []
 
-def _exists(root: Root, path: str) -> bool:
-    try:
-        return root.resolve(path) is not None
-    except ReadError:
-        return False
+    def exists(self, path: str) -> bool:
+        """Whether there is such a folder. Of a file this is not asked: its link would be kept, and not its name."""
+        try:
+            return self.root.resolve(path) is not None
+        except ReadError:
+            return False
 
 
 # Interrupts ------------------------------------------------------------------------------------
 
 
-def list_pci_interrupts(root: Root, address: PciAddress) -> tuple[int, ...]:
-    """The numbers of a PCI function's message interrupts, ascending; empty if it has none.
-
-    A function without them has one in its file irq, which others may share; that is not read.
-    """
-    names = _names(root, f"{_PCI}/{address}/msi_irqs")
-    return tuple(sorted(int(name) for name in names if is_id(name)))
-
-
-def read_interrupt_cpus(root: Root, number: int) -> CpuSet | None:
-    """Where an interrupt lands; what was asked for where the kernel does not say the former."""
-    for name in ("effective_affinity_list", "smp_affinity_list"):
-        found = _parsed(root, f"proc/irq/{number}/{name}", CpuSet.parse_list)
-        if found is not None:
-            return found
-    return None
-
-
 def _read_interrupts(
-    root: Root, machine: Machine
+    reader: _Reader, machine: Machine
 ) -> dict[PciAddress, tuple[Interrupt, ...]] | None:
-    """Of each card and physical network device; None if none of them is said."""
+    """Of each card and physical network device; None if none of them is said.
+
+    A function without message interrupts has one in its file irq, which others may share; that is
+    not read.
+    """
     addresses = [card.address for card in machine.accelerators if card.address is not None]
     addresses += [nic.address for nic in machine.nics if nic.name and not nic.is_virtual]
     found: dict[PciAddress, tuple[Interrupt, ...]] = {}
     for address in addresses:
-        lands = (
-            (number, read_interrupt_cpus(root, number))
-            for number in list_pci_interrupts(root, address)
-        )
-        known = tuple(Interrupt(number, cpus) for number, cpus in lands if cpus is not None)
+        names = reader.names(f"{_PCI}/{address}/msi_irqs")
+        numbers = sorted(int(name) for name in names if is_id(name))
+        listed = (_read_interrupt(reader, number) for number in numbers)
+        known = tuple(one for one in listed if one is not None)
         if known:
             found[address] = known
     return found or None
 
 
-def _find_unit_folder(root: Root) -> str | None:
-    """Where the cgroups of the system's services are, relative to the root; None if it is not known."""
-    for mount in ("sys/fs/cgroup", "sys/fs/cgroup/unified", "sys/fs/cgroup/systemd"):
-        if _exists(root, f"{mount}/{_SYSTEM_SLICE}"):
-            return f"{mount}/{_SYSTEM_SLICE}"
+def _read_interrupt(reader: _Reader, number: int) -> Interrupt | None:
+    for name in ("effective_affinity_list", "smp_affinity_list"):
+        cpus = reader.parsed(f"proc/irq/{number}/{name}", CpuSet.parse_list)
+        if cpus is not None:
+            return Interrupt(number, cpus, is_asked=name == "smp_affinity_list")
     return None
 
 
-def _read_irqbalance(root: Root, unit_folder: str | None) -> Irqbalance | None:
+def _find_unit_folder(reader: _Reader) -> str | None:
+    """Where the cgroups of the system's services are, relative to the root; None if it is not known."""
+    for mount in CGROUP_MOUNTS:
+        if reader.exists(f"{mount}/system.slice"):
+            return f"{mount}/system.slice"
+    return None
+
+
+def _read_irqbalance(reader: _Reader, unit_folder: str | None) -> Irqbalance | None:
     # Its sockets' folder tells of one that is no unit; systemd removes that folder with the unit.
-    runs = unit_folder is not None and _exists(root, f"{unit_folder}/irqbalance.service")
-    if not runs and not _names(root, "run/irqbalance"):
+    runs = unit_folder is not None and reader.exists(f"{unit_folder}/{IRQBALANCE_UNIT}")
+    if not runs and not reader.names("run/irqbalance"):
         return None
-    path = next((one for one in IRQBALANCE_SETTINGS if _exists(root, one)), IRQBALANCE_SETTINGS[0])
-    return Irqbalance(_parsed(root, path, parse_banned), f"/{path}")
+    for path in IRQBALANCE_SETTINGS:
+        if reader.read(path) is not None:
+            return Irqbalance(reader.parsed(path, parse_banned), f"/{path}")
+    return Irqbalance(None, f"/{IRQBALANCE_SETTINGS[0]}")
 
 
 def parse_banned(text: str) -> CpuSet | None:
     """The CPUs that irqbalance's settings ban; None if they name none."""
-    values = dict(parse_assignments(text, IRQBALANCE))
+    values = dict(parse_shell(text, IRQBALANCE))
     for name, parse in zip(IRQBALANCE, (CpuSet.parse_list, CpuSet.parse_mask), strict=True):
         if values.get(name):
             return parse(values[name].removeprefix("0x"))
@@ -181,59 +205,54 @@ def parse_banned(text: str) -> CpuSet | None:
 # Environment -----------------------------------------------------------------------------------
 
 
-def _read_environment(root: Root) -> tuple[Setting, ...] | None:
+def _read_environment(reader: _Reader) -> tuple[Setting, ...] | None:
     """The variables of ENVIRONMENT that every service or session gets; None where there is no /etc."""
-    if not _exists(root, "etc"):
+    if not reader.exists("etc"):
         return None
-    paths = [
-        *_ENVIRONMENT_FILES,
-        *(
-            f"{folder}/{name}"
-            for folder, ending in _ENVIRONMENT_FOLDERS
-            for name in _names(root, folder)
-            if name.endswith(ending)
-        ),
-    ]
-    found = [
-        Setting(name, value, f"/{path}")
-        for path in paths
-        for name, value in parse_assignments(_text(root, path), ENVIRONMENT)
-    ]
-    return (
-        *found,
-        *(
-            Setting(name, value, words.place)
-            for words in _read_manager(root, (MANAGER_ENVIRONMENT,))
-            for name, value in parse_manager_environment(words.value)
-        ),
-    )
+    found: list[Setting] = []
+    for parse, files, folders, ending in (
+        (parse_variables, ("etc/environment",), _ENVIRONMENT_FOLDERS, ".conf"),
+        (parse_shell, ("etc/profile", "etc/bash.bashrc"), ("etc/profile.d",), ".sh"),
+    ):
+        paths = [
+            *files,
+            *(
+                f"{folder}/{name}"
+                for folder in folders
+                for name in reader.names(folder)
+                if name.endswith(ending)
+            ),
+        ]
+        for path in paths:
+            # The last one counts.
+            values = dict(parse(reader.text(path), ENVIRONMENT))
+            found += [Setting(name, value, f"/{path}") for name, value in values.items()]
+    own: dict[str, Setting] = {}
+    for words in _read_manager(reader, (MANAGER_ENVIRONMENT,)):
+        for name, value in parse_manager_environment(words.value):
+            own[name] = Setting(name, value, words.place)
+    return (*found, *own.values())
 
 
-def read_manager_settings(root: Root) -> tuple[Setting, ...]:
-    """The keys of MANAGER that system.conf and its drop-ins set, in the order in which they are read."""
-    return _read_manager(root, MANAGER)
-
-
-def _read_manager(root: Root, keys: Sequence[str]) -> tuple[Setting, ...]:
+def _read_manager(reader: _Reader, keys: Sequence[str]) -> tuple[Setting, ...]:
     """What systemd's own files say of these keys; an empty assignment takes earlier ones back.
 
     Of the main file the first one counts, of drop-ins of one name likewise, and drop-ins are read
     by name. Source: systemd-system.conf(5).
     """
-    main = next(
-        (one for folder in _MANAGER_FOLDERS if _exists(root, one := f"{folder}/system.conf")), None
-    )
+    paths: list[str] = []
+    for folder in _MANAGER_FOLDERS:
+        if reader.read(f"{folder}/system.conf") is not None:
+            paths.append(f"{folder}/system.conf")
+            break
     drop_ins: dict[str, str] = {}
     for folder in _MANAGER_FOLDERS:
-        for name in _names(root, f"{folder}/system.conf.d"):
+        for name in reader.names(f"{folder}/system.conf.d"):
             if name.endswith(".conf"):
                 drop_ins.setdefault(name, f"{folder}/system.conf.d/{name}")
     found: list[Setting] = []
-    for path in (
-        *(() if main is None else (main,)),
-        *(drop_ins[name] for name in sorted(drop_ins)),
-    ):
-        for key, value in parse_manager_keys(_text(root, path), keys):
+    for path in (*paths, *(drop_ins[name] for name in sorted(drop_ins))):
+        for key, value in parse_manager_keys(reader.text(path), keys):
             if value:
                 found.append(Setting(key, value, f"/{path}"))
             else:
@@ -241,27 +260,58 @@ def _read_manager(root: Root, keys: Sequence[str]) -> tuple[Setting, ...]:
     return tuple(found)
 
 
-_ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.ASCII)
+def read_manager_settings(root: Root) -> tuple[Setting, ...]:
+    """The keys of MANAGER that system.conf and its drop-ins set, in the order in which they are read."""
+    return _read_manager(_Reader(root), MANAGER)
 
 
-def parse_assignments(text: str, names: Iterable[str]) -> list[tuple[str, str]]:
-    """(name, value) of the lines 'NAME=value' or 'export NAME=value' with one of these names.
+_VARIABLE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.ASCII)
 
-    A value's quotes are taken off; what a shell would fill in stays as it is written.
+
+def parse_variables(text: str, names: Container[str]) -> list[tuple[str, str]]:
+    """(name, value) of the lines 'NAME=value' with one of these names, as PAM and environment.d read them.
+
+    Quotes around the whole value are taken off.
     """
     found: list[tuple[str, str]] = []
     for line in text.splitlines():
-        match = _ASSIGNMENT.fullmatch(line)
+        match = _VARIABLE.fullmatch(line)
         if match is not None and match[1] in names:
-            found.append((match[1], next(iter(_split(match[2])), "")))
+            value = match[2].strip()
+            if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+                value = value[1:-1]
+            found.append((match[1], value))
     return found
 
 
-def parse_manager_keys(text: str, keys: Sequence[str]) -> list[tuple[str, str]]:
-    """(key, value) of the lines 'key=value' of these keys in the section [Manager]."""
+def parse_shell(text: str, names: Container[str]) -> list[tuple[str, str]]:
+    """(name, value) of what a shell script's lines set of these names, for good.
+
+    These are 'NAME=value', 'export NAME=value ...' and 'declare -x NAME=value', whatever condition
+    they stand under; what a shell would fill in stays as it is written. A variable in front of a
+    command is that command's alone.
+    """
+    found: list[tuple[str, str]] = []
+    for line in text.splitlines():
+        for part in re.split(r";|&&|\|\||\bthen\b|\bdo\b", line):
+            words = _split(part, comments=True)
+            is_kept = words[:1] == ["export"] or words[:2] == ["declare", "-x"]
+            pairs = [word.partition("=") for word in words]
+            if is_kept or all(equals for _, equals, _ in pairs):
+                found += [
+                    (name, value) for name, equals, value in pairs if equals and name in names
+                ]
+    return found
+
+
+def parse_manager_keys(text: str, keys: Container[str]) -> list[tuple[str, str]]:
+    """(key, value) of the lines 'key=value' of these keys in the section [Manager].
+
+    A line that ends in a backslash goes on in the next. Source: systemd.syntax(7).
+    """
     found: list[tuple[str, str]] = []
     section = ""
-    for line in text.splitlines():
+    for line in re.sub(r"\\\r?\n", " ", text).splitlines():
         stripped = line.strip()
         if stripped.startswith("[") and stripped.endswith("]"):
             section = stripped[1:-1]
@@ -277,9 +327,9 @@ def parse_manager_environment(value: str) -> list[tuple[str, str]]:
     return [(name, text) for name, equals, text in pairs if equals and name in ENVIRONMENT]
 
 
-def _split(text: str) -> list[str]:
+def _split(text: str, *, comments: bool = False) -> list[str]:
     try:
-        return shlex.split(text, comments=True)
+        return shlex.split(text, comments=comments)
     except ValueError:  # an open quote
         return text.split()
 
@@ -287,16 +337,16 @@ def _split(text: str) -> list[str]:
 # The rest --------------------------------------------------------------------------------------
 
 
-def _read_cgroup_version(root: Root) -> int | None:
+def _read_cgroup_version(reader: _Reader) -> int | None:
     """Of the hierarchy that owns the cpuset controller; None if none is known to."""
     try:
-        hierarchies = find_hierarchies(root)
+        hierarchies = find_hierarchies(reader.root)
     except ReadError:
         return None
     for hierarchy in hierarchies:
-        if hierarchy.version == 1 and _exists(root, hierarchy.mount):
+        if hierarchy.version == 1 and reader.exists(hierarchy.mount):
             return 1
-        if "cpuset" in _text(root, f"{hierarchy.mount}/cgroup.controllers").split():
+        if "cpuset" in reader.text(f"{hierarchy.mount}/cgroup.controllers").split():
             return 2
     return None
 
@@ -316,16 +366,25 @@ def parse_kernel(text: str) -> tuple[int, int] | None:
     return None if match is None else (int(match[1]), int(match[2]))
 
 
-def _read_huge_pages(root: Root, machine: Machine) -> tuple[HugePages, ...]:
-    """Of each size of which there is one; empty if there is none."""
+def _read_huge_pages(reader: _Reader, machine: Machine) -> tuple[HugePages, ...] | None:
+    """Of each size of which there is one; None if no node says any."""
     sizes: dict[int, dict[int, int]] = {}
     for node in machine.nodes:
         folder = f"sys/devices/system/node/node{node.id}/hugepages"
-        for name in _names(root, folder):
+        for name in reader.names(folder):
             match = re.fullmatch(r"hugepages-([0-9]{1,9})kB", name, re.ASCII)
-            count = _parsed(root, f"{folder}/{name}/nr_hugepages", parse_int)
+            count = reader.parsed(f"{folder}/{name}/nr_hugepages", parse_count)
             if match is not None and count is not None:
                 sizes.setdefault(int(match[1]), {})[node.id] = count
-    return tuple(
+    found = (
         HugePages(size, counts) for size, counts in sorted(sizes.items()) if any(counts.values())
     )
+    return tuple(found) if sizes else None
+
+
+def parse_count(text: str) -> int:
+    """A number that is not negative."""
+    value = parse_int(text)
+    if value < 0:
+        raise ParseError(f"'{value}' is no number of things")
+    return value

@@ -86,6 +86,7 @@ def read_hwloc(text: str, place: str, within: str = WITHIN_ROOT) -> Machine:
         accelerators=tuple(
             replace(
                 card,
+                source="hwloc",
                 model=described.models.get(card.address, card.model),
                 memory_nodes=described.card_memory.get(card.address, card.memory_nodes),
             )
@@ -96,7 +97,15 @@ def read_hwloc(text: str, place: str, within: str = WITHIN_ROOT) -> Machine:
         ceiling=ceiling,
         sources=(("all of it", f"{place}, hwloc's XML of version {topology.version}"),),
         oddities=(*machine.oddities, *described.oddities),
+        unsaid=_UNSAID,
     )
+
+
+# Of version 1 and of version 2.
+_UNSAID = (
+    "hwloc's XML does not say which CPUs are isolated, nor what the root cgroup may use: neither limits anything here",
+    "hwloc's XML does not say which cards a driver holds: the cards and their numbers are those of the PCI bus",
+)
 
 
 # The XML as objects ----------------------------------------------------------------------------
@@ -311,10 +320,6 @@ class _Description:
         self._add_distances(topology, nodes)
         self._add_devices(machine, machine, None, ())
         self._add_ceiling(machine)
-        self.oddities.append(
-            "hwloc's XML does not say which CPUs are isolated, nor what the root cgroup may use: "
-            "neither limits anything here."
-        )
 
     # CPUs
 

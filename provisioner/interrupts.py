@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from provisioner.idset import CpuSet, IdSet, union_cpus
+from provisioner.idset import CpuSet, union_cpus
 from provisioner.locality import Locality, find_locality
 from provisioner.pci import PciAddress, find_pci_address
 from provisioner.plan import Note, Plan, Rank
@@ -28,12 +28,15 @@ class _Device(NamedTuple):
     label: str
     ranks: tuple[str, ...]  # for people
     own: CpuSet  # all of theirs
+    near: CpuSet  # of its NUMA nodes; empty: not known
 
 
 def find_stray_interrupts(
     machine: Machine,
     interrupts: Mapping[PciAddress, tuple[Interrupt, ...]],
     plan: Plan,
+    *,
+    is_balanced: bool,
 ) -> Iterator[Note]:
     """The notes on interrupts that land on cores of ranks which do not use their device, or off its node.
 
@@ -41,86 +44,128 @@ def find_stray_interrupts(
         machine: the host.
         interrupts: those of its cards and network devices.
         plan: whose CPUs are the ranks'.
+        is_balanced: whether irqbalance runs.
     """
     devices = _find_devices(machine, plan)
     strays: list[str] = []
-    stray_cpus = CpuSet()
+    stray: list[Interrupt] = []
     for address, listed in interrupts.items():
-        device = devices.get(address)
-        used = [one for one in listed if one.cpus]
-        own = device.own if device is not None else CpuSet()
-        foreign = plan.assigned_cpus - own
+        device = devices.get(address) or _Device(str(address), (), CpuSet(), CpuSet())
+        used = [one for one in listed if one.cpus & machine.online_cpus]
+        foreign = plan.assigned_cpus - device.own
         hits = [one for one in used if not one.cpus.isdisjoint(foreign)]
-        if device is None or not device.ranks:
+        if not device.ranks:
             if hits:
-                strays.append(device.label if device is not None else str(address))
-                stray_cpus |= union_cpus(one.cpus for one in hits) & foreign
+                strays.append(device.label)
+                stray += hits
             continue
-        near = _node_cpus(machine, address)
         # On the node, where no rank is; else on the rank's own.
-        better = (near & plan.system_cpus) or (near & own) or own
-        far = [one for one in used if near and one.cpus.isdisjoint(near)]
+        better = (device.near & plan.system_cpus) or (device.near & device.own) or device.own
+        far = [one for one in used if device.near and one.cpus.isdisjoint(device.near)]
+        who = f"of {device.label}, used by {name_some(device.ranks)},"
         if hits:
             there = union_cpus(one.cpus for one in hits) & foreign
             yield Note(
                 "foreign_interrupts",
-                f"{len(hits)} of {len(used)} interrupts of {device.label}, used by {name_some(device.ranks)}, land on "
-                f"CPUs {there} of {name_some(_ranks_on(plan, there))}.",
-                _how_to_move(hits, better),
+                f"{_count(hits, used)} {who} {_land(hits)} on CPUs {there} of {name_some(_ranks_on(plan, there), 4)}.",
+                _how_to_move(hits, better, is_balanced=is_balanced),
             )
         elif far:
             yield Note(
                 "remote_interrupts",
-                f"{len(far)} of {len(used)} interrupts of {device.label}, used by {name_some(device.ranks)}, land on "
-                f"CPUs {union_cpus(one.cpus for one in far)}, off its NUMA node.",
-                _how_to_move(far, better),
+                f"{_count(far, used)} {who} {_land(far)} on CPUs {union_cpus(one.cpus for one in far)}, "
+                "off its NUMA node.",
+                _how_to_move(far, better, is_balanced=is_balanced),
             )
     if strays:
+        there = union_cpus(one.cpus for one in stray) & plan.assigned_cpus
         yield Note(
             "stray_interrupts",
-            f"Interrupts of {name_some(strays, 4)}, which no rank uses, land on CPUs {stray_cpus} of "
-            f"{name_some(_ranks_on(plan, stray_cpus), 4)}.",
-            _how_to_move((), plan.system_cpus) if plan.system_cpus else _RESERVE,
+            f"Interrupts of {name_some(strays, 4)}, which no rank uses, {_land(stray)} on CPUs {there} of "
+            f"{name_some(_ranks_on(plan, there), 4)}.",
+            _how_to_move(stray, plan.system_cpus, is_balanced=is_balanced)
+            if plan.system_cpus
+            else "Keep cores for the system (reserve_cores=), and send them there",
         )
 
 
-_RESERVE = "Keep cores for the system (reserve_cores=), and send them there"
-
-
-def _how_to_move(interrupts: Sequence[Interrupt], cpus: CpuSet) -> str:
-    which = (
-        f" for N of {IdSet(one.number for one in interrupts if one.number <= 65535)}"
-        if interrupts
-        else ""
-    )
+def _count(some: Sequence[Interrupt], every: Sequence[Interrupt]) -> str:
+    """'The interrupt', 'All 4 interrupts' or '3 of 4 interrupts'."""
+    if len(every) == 1:
+        return "The interrupt"
     return (
-        f"Send them to CPUs {cpus}: echo {cpus} > /proc/irq/N/smp_affinity_list{which}; "
-        "irqbalance would move them again unless it is told not to"
+        f"All {len(every)} interrupts"
+        if len(some) == len(every)
+        else f"{len(some)} of {len(every)} interrupts"
     )
+
+
+def _land(interrupts: Sequence[Interrupt]) -> str:
+    if any(one.is_asked for one in interrupts):
+        return "may land"
+    return "lands" if len(interrupts) == 1 else "land"
+
+
+def _how_to_move(interrupts: Sequence[Interrupt], cpus: CpuSet, *, is_balanced: bool) -> str:
+    numbers = " ".join(
+        f"{first}" if first == last else f"{{{first}..{last}}}"
+        for first, last in _runs(one.number for one in interrupts)
+    )
+    first = "Tell irqbalance to keep off, then send" if is_balanced else "Send"
+    return (
+        f"{first} them to CPUs {cpus}, as root in bash: for n in {numbers}; do echo {cpus} > "
+        "/proc/irq/$n/smp_affinity_list; done"
+    )
+
+
+def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The maximal runs (first, last) of numbers, ascending."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return runs
 
 
 def _find_devices(machine: Machine, plan: Plan) -> dict[PciAddress, _Device]:
     """The cards and network devices by address, with the ranks that use each."""
     by_name = {name: nic.address for nic in machine.nics for name in nic.rdma_names}
     found = {
-        nic.address: _Device(_label(nic.name, nic.address), (), CpuSet()) for nic in machine.nics
+        nic.address: _Device(
+            str(nic.address) if nic.name is None else f"{nic.name} ({nic.address})",
+            (),
+            CpuSet(),
+            _node_cpus(machine, nic.address),
+        )
+        for nic in machine.nics
     }
     for card in machine.accelerators:
         if card.address is not None:
-            found[card.address] = _Device(f"card {card.name}", (), CpuSet())
+            found[card.address] = _Device(f"card {card.name}", (), CpuSet(), CpuSet())
     for label, rank in named_ranks(plan):
-        used = [find_pci_address(device) for device in rank.devices]
-        for address in (*used, *(by_name.get(name) for name in rank.nics)):
-            if address is not None and address in found:
-                known = found[address]
-                found[address] = known._replace(
-                    ranks=(*known.ranks, label), own=known.own | rank.cpus
-                )
+        # What the plan says of a card's nodes may be the operator's word.
+        near = union_cpus(machine.node(node).cpus for node in rank.cpu_nodes)
+        for device in rank.devices:
+            _add_rank(found, find_pci_address(device), label, rank.cpus, near)
+        for name in rank.nics:
+            _add_rank(found, by_name.get(name), label, rank.cpus, CpuSet())
     return found
 
 
-def _label(name: str | None, address: PciAddress) -> str:
-    return f"{name} ({address})" if name is not None else str(address)
+def _add_rank(
+    found: dict[PciAddress, _Device],
+    address: PciAddress | None,
+    label: str,
+    cpus: CpuSet,
+    near: CpuSet,
+) -> None:
+    if address is not None and address in found:
+        known = found[address]
+        found[address] = _Device(
+            known.label, (*known.ranks, label), known.own | cpus, known.near | near
+        )
 
 
 def _ranks_on(plan: Plan, cpus: CpuSet) -> list[str]:
@@ -142,7 +187,7 @@ def note_irqbalance(machine: Machine, daemon: Irqbalance, plan: Plan) -> Iterato
     if not free:
         return
     ban = plan.assigned_cpus | machine.isolated_cpus
-    said = "" if daemon.banned is None else f", banned from CPUs {daemon.banned or 'none'}"
+    said = f", banned from CPUs {daemon.banned}," if daemon.banned else ""
     yield Note(
         "irqbalance",
         f"irqbalance runs{said} and may move any interrupt to CPUs {free} of the ranks.",

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from provisioner.comparison import Comparison
-from provisioner.errors import InputError, ParseError
+from provisioner.errors import InputError, ParseError, shorten
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.plan import Note
 from provisioner.topology import Machine, NumaNode
 
 _CPUS = re.compile(r"node +([0-9]{1,5}) +cpus:(.*)", re.ASCII)
 _SIZE = re.compile(r"node +([0-9]{1,5}) +size: +([0-9]{1,12}) +MB", re.ASCII)
+_FIRST = re.compile(r"available: [0-9]+ nodes? \(([0-9,-]+)\)", re.ASCII)
 _HEAD = re.compile(r"node((?: +[0-9]{1,5})+)", re.ASCII)
 _ROW = re.compile(r"([0-9]{1,5}):((?: +[0-9]{1,5})+)", re.ASCII)
 _READER = "numactl -H"
@@ -30,19 +31,27 @@ class NumactlNodes(NamedTuple):
 def parse_numactl(text: str) -> NumactlNodes:
     """The nodes of `numactl --hardware`.
 
-    Raises ParseError if the text names no node's CPUs, a node twice, or has a row of distances of
-    another length than their head.
+    Raises ParseError if the text names no node's CPUs, a node twice, fewer nodes than its first line,
+    or has a row of distances of another length than their head.
     """
     cpus: dict[int, CpuSet] = {}
     sizes: dict[int, int] = {}
     distances: dict[int, dict[int, int]] = {}
     head: list[int] = []
-    for line in (one.strip() for one in text.splitlines()):
-        if match := _CPUS.fullmatch(line):
+    promised = NodeSet()
+    for line in (one.strip() for one in text.removeprefix("\ufeff").splitlines()):
+        if match := _FIRST.fullmatch(line):
+            promised = NodeSet.parse_list(match[1])
+        elif match := _CPUS.fullmatch(line):
             node = int(match[1])
             if node in cpus:
                 raise ParseError(f"node {node} is there twice")
             cpus[node] = CpuSet.parse_list(",".join(match[2].split()))
+        elif cpus and not sizes and re.fullmatch(r"[0-9][0-9 ]*", line, re.ASCII):
+            raise ParseError(
+                f"is wrapped: the line '{shorten(line)}' has CPUs and no node",
+                "Send what it prints into a file, and give that",
+            )
         elif match := _SIZE.fullmatch(line):
             sizes[int(match[1])] = int(match[2])
         elif match := _HEAD.fullmatch(line):
@@ -54,8 +63,18 @@ def parse_numactl(text: str) -> NumactlNodes:
                     f"the distances of node {match[1]} are {len(row)}: expected {len(head)}"
                 )
             distances[int(match[1])] = dict(zip(head, row, strict=True))
+    if "No NUMA support available" in text:
+        raise ParseError(
+            "says that the system has no NUMA support: there is nothing to compare",
+            "Leave the option out",
+        )
     if not cpus:
         raise ParseError("has no line 'node N cpus: ...': expected what 'numactl -H' prints")
+    if not promised <= NodeSet(cpus):
+        raise ParseError(
+            f"is cut: its first line has nodes {promised}, and CPUs of nodes {NodeSet(cpus)} follow",
+            "Give the whole of what 'numactl -H' prints",
+        )
     return NumactlNodes(cpus, sizes, distances)
 
 
@@ -93,7 +112,15 @@ def compare_numactl(machine: Machine, text: str, place: str) -> Comparison:
         explained.append(
             f"it shows a part of the CPUs of nodes {NodeSet(narrow)}: those of its caller's cpuset"
         )
-    return Comparison(_READER, place, facts, tuple(explained), tuple(differences))
+    unsaid = [
+        f"{what} (it is not in {place})"
+        for what, said in (("memory sizes", theirs.sizes_mib), ("distances", theirs.distances))
+        if not said
+    ]
+    agreed = facts - len(narrow) - len(differences)
+    return Comparison(
+        _READER, place, facts, agreed, tuple(explained), tuple(unsaid), tuple(differences)
+    )
 
 
 def _facts(node: NumaNode, theirs: NumactlNodes) -> Iterator[tuple[str, str, str, bool]]:

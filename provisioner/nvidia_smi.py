@@ -19,13 +19,14 @@ from provisioner.plan import Note
 from provisioner.topology import Accelerator, Machine
 
 _READER = "nvidia-smi topo -m"
-_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\ufeff")
 _GPU = re.compile(r"GPU([0-9]{1,3})", re.ASCII)
 # Two heads that ran together when the table was pasted are two.
 _HEAD = re.compile(r"(?:GPU|NIC)[0-9]{1,3}(?=(?:GPU|NIC)[0-9]|\s|$)|[^\s]+", re.ASCII)
 _LEGEND = re.compile(r"(NIC[0-9]{1,3}): +(\S+)", re.ASCII)
 _HEADS = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
-_LINK = re.compile(r"X|SYS|NODE|PHB|PXB|PIX|NV[0-9]{1,3}|C2C|N/A", re.ASCII)
+# Of those of drivers to come, and of older ones, nothing is compared.
+_LINK = re.compile(r"[A-Z][A-Z0-9/]{0,5}", re.ASCII)
 _LIST = re.compile(r"[0-9][0-9,-]*", re.ASCII)
 
 
@@ -49,27 +50,37 @@ class SmiTopology(NamedTuple):
 def parse_topology(text: str) -> SmiTopology:
     """The matrix of `nvidia-smi topo -m`, `-mp` too, with tabs or blanks, cut after some rows or not.
 
-    Raises ParseError if there is no matrix, a row twice, or a row that lacks links.
+    Raises ParseError if there is no matrix, a row twice or without a column, or one that lacks links.
     """
     columns: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     gpus: dict[int, GpuRow] = {}
     names: dict[str, str] = {}
-    for line in _ESCAPE.sub("", text).splitlines():
+    is_wrapped = False
+    for line in _ESCAPE.sub("", text).replace("\xa0", " ").splitlines():
         if match := _LEGEND.fullmatch(line.strip()):
             names[match[1]] = match[2]
         elif _HEADS[0] in line:
             before, _, _ = line.partition(_HEADS[0])
             columns = tuple(_HEAD.findall(before))
+            if "GPU0" not in columns:
+                is_wrapped, columns = True, ()
             heads = tuple(head for head in _HEADS if head in line)
         elif columns and (match := _GPU.match(line.strip())):
             words = line.split()
             if not _GPU.fullmatch(words[0]) or (len(words) > 1 and not _LINK.fullmatch(words[1])):
                 continue
             number = int(match[1])
+            if f"GPU{number}" not in columns:
+                raise ParseError(f"row 'GPU{number}' has no column: expected one of its name")
             if number in gpus:
                 raise ParseError(f"row 'GPU{number}' is there twice")
             gpus[number] = _parse_row(words, columns, heads)
+    if is_wrapped and not gpus and re.search(r"^\W*GPU0\s", text, re.MULTILINE):
+        raise ParseError(
+            f"is wrapped: its column '{_HEADS[0]}' is on another line than 'GPU0'",
+            "Send what it prints into a file, and give that",
+        )
     if not gpus:
         raise ParseError(
             f"holds no matrix of GPUs with a column '{_HEADS[0]}': expected what '{_READER}' prints"
@@ -94,9 +105,17 @@ def _parse_row(words: Sequence[str], columns: Sequence[str], heads: Sequence[str
     return GpuRow(
         dict(zip(columns, links, strict=True)),
         cpus if cpus is not None and _LIST.fullmatch(cpus) else None,
-        NodeSet.parse_list(nodes) if nodes is not None and _LIST.fullmatch(nodes) else None,
+        _parse_nodes(nodes),
         int(own) if own is not None and own.isdecimal() else None,
     )
+
+
+def _parse_nodes(text: str | None) -> NodeSet | None:
+    """A list of nodes; None if it says nothing, or was cut."""
+    try:
+        return NodeSet.parse_list(text) if text is not None and _LIST.fullmatch(text) else None
+    except ParseError:
+        return None
 
 
 def compare_topology(machine: Machine, text: str, place: str) -> Comparison:
@@ -105,8 +124,8 @@ def compare_topology(machine: Machine, text: str, place: str) -> Comparison:
     1. GPU n is the machine's nth card in PCI order, as the tool counts; with other numbers of cards
        nothing else is compared.
     2. CPUs, NUMA node and own memory node of each GPU.
-    3. Whether each pair of devices is below one PCI switch (PIX, PXB), one host bridge (PHB), on one
-       node (NODE) or not (SYS), where the machine knows the devices' places on the bus.
+    3. Whether each pair of devices is below one PCI switch (PIX, PXB) or not, and no nearer here than
+       there (PHB: one host bridge, NODE: one node), where the machine knows their places on the bus.
 
     Raises InputError if the text is not the tool's, or the machine has none of its cards.
     """
@@ -125,34 +144,39 @@ def compare_topology(machine: Machine, text: str, place: str) -> Comparison:
         note = Note(
             "nvidia_smi_cards",
             f"{place} has {count} GPUs, and this machine {len(cards)} cards: {', '.join(card.name for card in cards)}.",
-            "Run it outside of containers, and look at what the driver says of cards that it does not take: dmesg",
+            "Take both of the same machine"
+            if count > len(cards)
+            else "Run it outside of containers, and look at what the driver says of cards that it does not take: dmesg",
         )
-        return Comparison(_READER, place, 1, (), (note,))
-    differences: list[Note] = []
+        return Comparison(_READER, place, 1, 0, (), (), (note,))
+    differences: dict[str, list[str]] = {}
     cut: list[int] = []
     narrow: list[int] = []
-    facts = 1
-    for number, row in theirs.gpus.items():
-        if number >= len(cards):
-            continue
+    facts, agreed = 1, 1
+    for number, row in sorted(theirs.gpus.items()):
         card = cards[number]
         for code, said, ours, same in _row_facts(machine, card, row):
             facts += 1
-            if same is not None:
-                if not same:
-                    differences.append(_differs(code, f"{place}: GPU{number} {said}", ours, card))
-                continue
-            (cut if ours.startswith((row.cpus or "").rstrip(",-")) else narrow).append(number)
+            if same is None:
+                is_cut = _is_cut(row.cpus or "", CpuSet.parse_list(ours))
+                (cut if is_cut else narrow).append(number)
+            elif same:
+                agreed += 1
+            else:
+                differences.setdefault(code, []).append(
+                    f"GPU{number} {said}, and card {card.name} here {ours}"
+                )
+    apart = False
     for one, other, link, kind in _link_facts(machine, cards, theirs):
         facts += 1
-        if _KINDS[link] != kind:
-            differences.append(
-                Note(
-                    "nvidia_smi_link",
-                    f"{place} says {link} of {one} and {other}, and the PCI bus here that they are {_WORDS[kind]}.",
-                    "Which RDMA device is near to a card rests on this: look at lspci -tv",
-                )
+        if link == "SYS" and kind in (1, 2):
+            apart = True
+        elif (_KINDS[link] == 3) != (kind == 3) or _KINDS[link] > kind:
+            differences.setdefault("nvidia_smi_link", []).append(
+                f"{one} and {other} are {link}, and here they are {_WORDS[kind]}"
             )
+        else:
+            agreed += 1
     explained = []
     if cut:
         explained.append(f"it cuts the lists of CPUs of GPUs {NodeSet(cut)}")
@@ -160,7 +184,46 @@ def compare_topology(machine: Machine, text: str, place: str) -> Comparison:
         explained.append(
             f"it shows a part of the CPUs of GPUs {NodeSet(narrow)}: those of its caller's cpuset"
         )
-    return Comparison(_READER, place, facts, tuple(explained), tuple(differences))
+    if apart:
+        explained.append("it says SYS of devices on one NUMA node, as it does on some hosts")
+    return Comparison(
+        _READER,
+        place,
+        facts,
+        agreed,
+        tuple(explained),
+        tuple(_find_unsaid(theirs, len(cards), place)),
+        tuple(
+            Note(code, f"{place}: {_first(listed)}.", _HINTS.get(code, _HINT))
+            for code, listed in differences.items()
+        ),
+    )
+
+
+_HINT = 'Ask which is right: lspci -vv, the board\'s manual; then state it in provision.toml: [locality] "CARD" = NODE'
+_HINTS = {
+    "nvidia_smi_link": "Which RDMA device is near to a card rests on this: look at lspci -tv",
+    "nvidia_smi_memory": "Record the driver's numa_status files too: /proc/driver/nvidia",
+}
+
+
+def _first(listed: Sequence[str], most: int = 3) -> str:
+    """The first sentences, and how many more there are."""
+    more = f"; and {len(listed) - most} more" if len(listed) > most else ""
+    return "; ".join(listed[:most]) + more
+
+
+def _find_unsaid(theirs: SmiTopology, cards: int, place: str) -> Iterator[str]:
+    """What the matrix leaves out, or was cut off."""
+    missing = NodeSet(range(cards)) - NodeSet(theirs.gpus)
+    if missing:
+        yield f"what it says of GPUs {missing} (their rows are not in {place})"
+    for what, mute in (
+        ("CPUs", [number for number, row in theirs.gpus.items() if row.cpus is None]),
+        ("NUMA nodes", [number for number, row in theirs.gpus.items() if row.nodes is None]),
+    ):
+        if mute:
+            yield f"the {what} of GPUs {NodeSet(mute)} ({place} does not say them)"
 
 
 def _row_facts(
@@ -170,7 +233,7 @@ def _row_facts(
     locality = find_card_locality(machine, card)
     if not isinstance(locality, Locality):
         if row.nodes is not None:
-            yield ("nvidia_smi_node", f"is on node {row.nodes}", "nothing", False)
+            yield ("nvidia_smi_node", f"is on node {row.nodes}", "on none that is known", False)
         return
     cpu_nodes = find_cpu_nodes(machine, card, locality)
     if isinstance(cpu_nodes, NodeSet):
@@ -178,36 +241,37 @@ def _row_facts(
         if row.cpus is not None:
             same = _compare_cpus(row.cpus, cpus)
             yield ("nvidia_smi_cpus", f"has CPUs {row.cpus}", str(cpus), same)
-        if row.nodes is not None:
-            nodes = (cpu_nodes, locality.nodes)
-            yield (
-                "nvidia_smi_node",
-                f"is on node {row.nodes}",
-                f"node {cpu_nodes}",
-                row.nodes in nodes,
-            )
+        # Grace lists the cards' own memory among them.
+        if row.nodes is not None and (theirs := row.nodes & machine.cpu_nodes):
+            said = f"is on node {row.nodes}"
+            yield "nvidia_smi_node", said, f"on node {cpu_nodes}", theirs == cpu_nodes
     if row.memory_node is not None:
         yield (
             "nvidia_smi_memory",
             f"has its memory as node {row.memory_node}",
-            f"node {card.memory_nodes or 'none'}",
+            f"as node {card.memory_nodes or 'none'}",
             row.memory_node in card.memory_nodes,
         )
 
 
 def _compare_cpus(text: str, ours: CpuSet) -> bool | None:
     """Whether a list is the same; None if it may be cut, or is a part of ours."""
-    if str(ours) == text:
-        return True
-    if str(ours).startswith(text.rstrip(",-")):
+    if _is_cut(text, ours):
         return None
-    try:
-        theirs = CpuSet.parse_list(text.rstrip(",-"))
-    except ParseError:
-        return False
-    if theirs == ours:
-        return True
-    return None if theirs < ours else False
+    for whole in (text, text.rstrip(",-"), text.rstrip(",-").rpartition(",")[0]):
+        try:
+            theirs = CpuSet.parse_list(whole)
+        except ParseError:
+            continue
+        if theirs == ours:
+            return True
+        return None if theirs and theirs < ours else False
+    return False
+
+
+def _is_cut(text: str, ours: CpuSet) -> bool:
+    """Whether a list is ours up to somewhere behind its first number."""
+    return text != str(ours) and str(ours).startswith(text.rstrip(",-")) and not text.isdecimal()
 
 
 _KINDS = {"PIX": 3, "PXB": 3, "PHB": 2, "NODE": 1, "SYS": 0}
@@ -258,11 +322,3 @@ def _find_kind(machine: Machine, one: PciAddress, other: PciAddress) -> int | No
     if not isinstance(near[0], Locality) or not isinstance(near[1], Locality):
         return None
     return 1 if near[0].nodes == near[1].nodes else 0
-
-
-def _differs(code: str, theirs: str, ours: str, card: Accelerator) -> Note:
-    return Note(
-        code,
-        f"{theirs}, and the kernel's files here say {ours} of card {card.name}.",
-        f'If the former is right, state it in provision.toml: [locality] "{card.name}" = NODE',
-    )

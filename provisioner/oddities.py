@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.pci import PciAddress
@@ -20,10 +20,18 @@ DRIVERS = {
 }
 
 
-def find_oddities(machine: Machine) -> Iterator[Note]:
-    """The notes on the machine itself; what a request decides about (isolated CPUs, cut cores) is not here."""
+def find_oddities(machine: Machine, stated: Container[str] = ()) -> Iterator[Note]:
+    """The notes on the machine itself; what a request decides about (isolated CPUs, cut cores) is not here.
+
+    Args:
+        machine: the machine.
+        stated: names of cards whose NUMA node the operator has stated: nothing is said of their own word.
+    """
+    doubtful = [card for card in machine.accelerators if card.name not in stated]
     for sentence in machine.oddities:
         yield Note("machine", sentence)
+    for sentence in machine.unsaid:
+        yield Note("unsaid", f"{sentence}.")
     for vendor in dict.fromkeys(
         card.vendor for card in machine.accelerators if card.source == "pci"
     ):
@@ -40,10 +48,11 @@ def find_oddities(machine: Machine) -> Iterator[Note]:
             "The cards are known from /dev alone: their PCI addresses are unknown, and so is their order.",
             "Make /sys/bus/pci visible here, and of NVIDIA's driver /proc/driver/nvidia",
         )
-    for card in machine.accelerators:
+    for card in doubtful:
         yield from _contradicting_locality(machine, card)
-    yield from _unlike_neighbours(machine)
-    yield from _all_on_one_node(machine)
+    yield from _unlike_neighbours(machine, doubtful)
+    if len(doubtful) == len(machine.accelerators):
+        yield from _all_on_one_node(machine)
     yield from _mixed_smt(machine)
     yield from _packages_and_nodes(machine)
     yield from _small_nodes(machine)
@@ -67,7 +76,7 @@ def find_oddities(machine: Machine) -> Iterator[Note]:
         yield Note(
             "numa_balancing",
             "kernel.numa_balancing is on: it scans the memory of unbound processes and stalls them.",
-            "Set it to 0 with sysctl on hosts whose workers are all bound",
+            "Where all workers are bound: sysctl -w kernel.numa_balancing=0",
         )
 
 
@@ -88,13 +97,13 @@ def _contradicting_locality(machine: Machine, card: Accelerator) -> Iterator[Not
         )
 
 
-def _unlike_neighbours(machine: Machine) -> Iterator[Note]:
+def _unlike_neighbours(machine: Machine, cards: Sequence[Accelerator]) -> Iterator[Note]:
     """The note on each card whose NUMA node is not that of what is nearest to it on the PCI bus.
 
     The kernel gives a function the node of its bus, so a card that differs has it from firmware of
     its own, or from somebody who wrote to its numa_node.
     """
-    for card in machine.accelerators:
+    for card in cards:
         path = machine.pci_path(card.address)
         # A node of memory alone, as Grace Hopper's cards name, has no bus.
         if not path or path[0].numa_node not in machine.cpu_nodes:
@@ -165,11 +174,14 @@ def _mixed_smt(machine: Machine) -> Iterator[Note]:
     if len(sizes) < 2:
         return
     few = [core for core in machine.cores if len(core.cpus) < sizes[-1]]
-    if machine.offline_cpus:
+    missing = sum(sizes[-1] - len(core.cpus) for core in few)
+    # The kernel does not say whose siblings offline CPUs are; with too few of them, cores are smaller by make.
+    if missing <= len(machine.offline_cpus):
         yield Note(
             "mixed_smt",
             f"SMT is off on some cores: {len(few)} of {len(machine.cores)} have fewer CPUs online than the "
-            f"others' {sizes[-1]} ({_some(few[0].cpus, len(few))}), and CPUs {machine.offline_cpus} are offline.",
+            f"others' {sizes[-1]}, the first of them that of CPU {few[0].id}, and CPUs {machine.offline_cpus} are "
+            "offline.",
             "Bring the siblings online (echo 1 > /sys/devices/system/cpu/cpuN/online), or take all of them offline "
             "(echo off > /sys/devices/system/cpu/smt/control)",
         )
@@ -180,10 +192,6 @@ def _mixed_smt(machine: Machine) -> Iterator[Note]:
             f"fewer than {sizes[-1]}.",
             "Hybrid CPUs are so; shares are counted in cores, and exclude_cpus= keeps the slower ones out",
         )
-
-
-def _some(first: CpuSet, count: int) -> str:
-    return f"core of CPU {first}" if count == 1 else f"the first is that of CPU {first}"
 
 
 def _packages_and_nodes(machine: Machine) -> Iterator[Note]:
@@ -221,25 +229,26 @@ def _packages_and_nodes(machine: Machine) -> Iterator[Note]:
 
 
 def _describe_crowded(crowded: Mapping[int, list[int]]) -> str:
-    node, held = next(iter(crowded.items()))
-    first = f"NUMA node {node} holds {len(held)} packages"
-    return first if len(crowded) == 1 else f"{first}, and {len(crowded) - 1} other nodes several"
+    if len(crowded) > 1:
+        return f"NUMA nodes {NodeSet(crowded)} hold several packages each"
+    ((node, held),) = crowded.items()
+    return f"NUMA node {node} holds {len(held)} packages"
 
 
 def _small_nodes(machine: Machine) -> Iterator[Note]:
-    """The note on nodes with CPUs whose ordinary memory is under two thirds of what is usual there."""
+    """The note on nodes with CPUs whose ordinary memory is under two thirds of the largest's."""
     sizes = {
         node.id: node.memory_bytes
         for node in machine.nodes
         if node.cpus and node.kind in ("dram", "none") and node.memory_bytes is not None
     }
-    usual = sorted(sizes.values())[len(sizes) // 2] if sizes else 0
-    small = {node: size for node, size in sizes.items() if 3 * size < 2 * usual}
+    most = max(sizes.values(), default=0)
+    small = {node: size for node, size in sizes.items() if 3 * size < 2 * most}
     if small:
-        said = ", ".join(f"node {node} {size / 2**30:.1f} GiB" for node, size in small.items())
+        said = ", ".join(f"node {node} has {size / 2**30:.1f} GiB" for node, size in small.items())
         yield Note(
             "small_memory",
-            f"NUMA nodes have much less memory than their peers' {usual / 2**30:.1f} GiB: {said}.",
+            f"Some NUMA nodes have much less memory than the largest's {most / 2**30:.1f} GiB: {said}.",
             "Check the memory modules of their channels; memory_need= refuses a plan whose ranks don't fit there",
         )
 

@@ -22,7 +22,7 @@ def placement_notes(
 ) -> tuple[Note, ...]:
     """The notes on the whole plan, besides those on cores and shares."""
     return (
-        *find_oddities(machine),
+        *find_oddities(machine, request.locality),
         *_card_notes(places, services),
         *_share_notes(request, services),
         *_idle_notes(machine, request, places, usable),
@@ -123,11 +123,23 @@ def _idle_notes(
         if None in sizes
         else f"{sum(size for size in sizes if size is not None) / 2**30:.1f} GiB of memory"
     )
+    subject, verb = ("NUMA nodes", "have") if len(idle) > 1 else ("NUMA node", "has")
     yield Note(
         "idle_nodes",
-        f"NUMA nodes {idle} have no card: {len(cores)} cores ({union_cpus(core.cpus for core in cores)}) and "
+        f"{subject} {idle} {verb} no card: {len(cores)} cores ({union_cpus(core.cpus for core in cores)}) and "
         f"{memory} serve no rank.",
-        'Set reach = "package" to lend them to the cards of the same package, or keep the system there',
+        'Set reach = "package" to lend them to the cards of the same package, or keep the system there'
+        if _shares_package(machine, idle, with_cards)
+        else "Keep the system there: no card is in their package",
+    )
+
+
+def _shares_package(machine: Machine, idle: NodeSet, others: NodeSet) -> bool:
+    """Whether a node is in the package of one of the others, or nothing says that it is not."""
+    packages = [machine.node_packages(node) for node in others]
+    return any(
+        not own or any(not one or own & one for one in packages)
+        for own in map(machine.node_packages, idle)
     )
 
 

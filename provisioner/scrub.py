@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import NamedTuple
 
 from provisioner.cgroup import (
@@ -22,18 +21,23 @@ from provisioner.cgroup import (
 )
 from provisioner.errors import ReadError, shorten
 from provisioner.hostfs import (
+    CGROUP_MOUNTS,
     ENVIRONMENT,
     IRQBALANCE,
+    IRQBALANCE_UNIT,
     MANAGER,
     MANAGER_ENVIRONMENT,
-    parse_assignments,
+    SERVICES,
     parse_is_virtual,
     parse_manager_environment,
     parse_manager_keys,
+    parse_shell,
+    parse_variables,
 )
 from provisioner.pci import find_pci_address
 from provisioner.recording import Recorded
 from provisioner.root import MemoryRoot, Root
+from provisioner.sysfs import parse_nvidia_information
 
 _Reduce = Callable[[str], str | None]
 
@@ -46,10 +50,17 @@ _IDENTIFIER = re.compile(
 # An NPU's device on the unified bus, which is known by its name: the letters before its numbers would
 # make them such a run.
 _NPU = re.compile(r"udma[cC][0-9]{1,4}d[0-9]{1,4}e[0-9]{1,4}", re.ASCII)
-# Devices that an administrator may name, and folders of files of which they may name some.
+# Devices that an administrator may name.
 _NAMED_BY_PEOPLE = ("net", "infiniband")
-_WRITTEN_BY_PEOPLE = ("environment.d", "profile.d", "system.conf.d")
-_OF_PEOPLE = re.compile(r"(?:etc|run|usr)/")
+# Files that an administrator names, which are read in the order of their names.
+_WRITTEN_BY_PEOPLE = re.compile(r".*/(?:environment|profile|system\.conf)\.d/[^/]*(\.[a-z]+)")
+# The cgroups of services that doctor looks for, which are the same everywhere, and of what holds them.
+_UNIT = re.compile(
+    f"(?:{'|'.join(CGROUP_MOUNTS)})/system\\.slice"
+    f"(?:/(?:{'|'.join(re.escape(one) for one in (*SERVICES, IRQBALANCE_UNIT))}))?"
+)
+# irqbalance's, of which something is in it while it runs.
+_SOCKETS = "run/irqbalance"
 # The folders of a listing that say something by being there.
 _NUMBERED = re.compile(r"(?:cpu|node|index)[0-9]{1,9}", re.ASCII)
 # The folder that tells an online CPU by having anything in it.
@@ -62,8 +73,11 @@ _INTERRUPTS = re.compile(r"sys/.*/msi_irqs", re.ASCII)
 _DEVICE_NODE = re.compile(r"(?:nvidia|davinci)[0-9]{1,9}", re.ASCII)
 
 _NUMBER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
-# Numbers, ids such as 0x10de, lists such as 0-3,8 and masks such as ff,ffffffff.
-_NUMBERS = re.compile(r"[0-9a-fx,:/\s-]*", re.ASCII | re.IGNORECASE)
+# A number, an id such as 0x10de, a part of a list such as 0-3 or 0-7:1/2, a group of a mask such as ffffffff.
+_WORD = re.compile(
+    r"-?[0-9]{1,18}|0x[0-9a-f]{1,16}|[0-9]{1,9}-[0-9]{1,9}(?::[0-9]{1,9}/[0-9]{1,9})?|[0-9a-f]{1,8}",
+    re.ASCII | re.IGNORECASE,
+)
 
 
 class Scrubbed(NamedTuple):
@@ -86,21 +100,15 @@ def scrub(root: Root, recorded: Recorded, name: str, cgroups: Iterable[str] = ()
     """
     moves, own = _place_cgroups(root, recorded.files, cgroups)
     paths = [*recorded.files, *recorded.links, *recorded.links.values(), *recorded.folders]
-    host = _host_name(root)
-    renames, devices = _find_renames([_move(path, moves) for path in paths], host)
+    renames, devices = _find_renames([_move(path, moves) for path in paths], find_host_name(root))
+    reduced = {path: _reduce(path, text) for path, text in recorded.files.items()}
+    numbers = _number_files(path for path, text in reduced.items() if text is not None)
 
     def rename(path: str) -> str:
+        path = numbers.get(path, path)
         return "/".join(renames.get(part, part) for part in _move(path, moves).split("/"))
 
-    files: dict[str, str] = {}
-    for path, text in recorded.files.items():
-        reduced = _reduce(path, text)
-        if reduced is not None and _OF_PEOPLE.match(path):
-            reduced = "".join(
-                line for line in reduced.splitlines(True) if not host or host not in line.lower()
-            )
-        if reduced is not None:
-            files[rename(path)] = reduced
+    files = {rename(path): text for path, text in reduced.items() if text is not None}
     if "proc/self/mounts" in recorded.files or "proc/mounts" in recorded.files:
         files["proc/self/mounts"] = format_mounts([hierarchy for hierarchy, _ in own])
     if "proc/self/cgroup" in recorded.files or "proc/self/cpuset" in recorded.files:
@@ -110,6 +118,10 @@ def scrub(root: Root, recorded: Recorded, name: str, cgroups: Iterable[str] = ()
         for path, target in recorded.links.items()
     }
     folders = {rename(path) for path in recorded.folders}
+    # Where the recorder was in one of these itself, what else is in it was moved with it.
+    folders |= {path for path in recorded.folders if _UNIT.fullmatch(path)}
+    if recorded.folders.get(_SOCKETS):
+        files[f"{_SOCKETS}/socket"] = ""
     for path, names in recorded.folders.items():
         if path == "dev":
             files |= {f"{path}/{name}": "" for name in names if _DEVICE_NODE.fullmatch(name)}
@@ -156,22 +168,34 @@ def _find_renames(paths: Iterable[str], host: str) -> tuple[dict[str, str], dict
         for part in path.split("/"):
             is_device = above in _NAMED_BY_PEOPLE
             is_named_so = holds_identifier(part) and not _NPU.fullmatch(part)
-            by_people = is_device or above in _WRITTEN_BY_PEOPLE
-            if is_named_so or (by_people and host and host in part.lower()):
+            if is_named_so or (is_device and host and host in part.lower()):
                 found[part] = found.get(part, False) or is_device
             above = part
-    renames = {part: f"renamed{number}{_ending(part)}" for number, part in enumerate(sorted(found))}
+    renames = {part: f"renamed{number}" for number, part in enumerate(sorted(found))}
     return renames, {part: new for part, new in renames.items() if found[part]}
 
 
-def _ending(name: str) -> str:
-    """What a file's name has to end in for its reader to take it up."""
-    return next((ending for ending in (".conf", ".sh") if name.endswith(ending)), "")
+def _number_files(paths: Iterable[str]) -> dict[str, str]:
+    """Path -> path with a number for a name, of the files that an administrator named.
+
+    Files of one name keep one name, and all of them their order: of those in several folders the
+    first hides the others.
+    """
+    named = {path: match[1] for path in paths if (match := _WRITTEN_BY_PEOPLE.fullmatch(path))}
+    names = sorted({posixpath.basename(path) for path in named})
+    numbers = {name: f"{number:03d}" for number, name in enumerate(names)}
+    return {
+        path: f"{posixpath.dirname(path)}/{numbers[posixpath.basename(path)]}{ending}"
+        for path, ending in named.items()
+    }
 
 
-def _host_name(root: Root) -> str:
-    """The host's name without its domain, if it is long enough to tell anything."""
-    text = root.read("proc/sys/kernel/hostname") or ""
+def find_host_name(root: Root) -> str:
+    """The host's name without its domain, if it is long enough to tell anything; else empty."""
+    try:
+        text = root.read("proc/sys/kernel/hostname", lossy=True) or ""
+    except ReadError:
+        text = ""
     name = text.strip().lower().partition(".")[0]
     return name if len(name) > 2 else ""
 
@@ -237,7 +261,8 @@ def _reduce(path: str, text: str) -> str | None:
 
 
 def _is_numbers(text: str) -> bool:
-    return bool(_NUMBERS.fullmatch(text)) and not _IDENTIFIER.search(text)
+    words = re.split(r"[\s,]+", text)
+    return all(not word or _WORD.fullmatch(word) for word in words) and not _IDENTIFIER.search(text)
 
 
 def _lines(*names: str) -> _Reduce:
@@ -264,34 +289,66 @@ def _pairs(*names: str) -> _Reduce:
     return reduce
 
 
-def _assignments(*names: str) -> _Reduce:
+# Of values: numbers, what the variables' own documentations name, and RDMA devices as drivers call them.
+_PLAIN = re.compile(
+    r"-?[0-9]{1,10}|PCI_BUS_ID|FASTEST_FIRST|all|none|void|true|false|yes|no|on|off|enable|disable"
+    r"|close|spread|master|primary|cores|threads|sockets|ll_caches|numa_domains"
+    r"|granularity|fine|core|tile|thread|compact|scatter|balanced|disabled|explicit|proclist|verbose|noverbose"
+    r"|respect|norespect|warnings|nowarnings|socket|node|numa|cache[123]?|omp|auto|pack|bunch"
+    r"|(?:mlx[45]|bnxt_re|irdma|hfi1|qedr|efa|hns|mana)_[0-9]{1,3}",
+    re.ASCII | re.IGNORECASE,
+)
+REMOVED = "(removed)"
+
+
+def _plain(value: str) -> str:
+    """A value, if all of its words are known; else what stands for one."""
+    words = re.split(r"[\s,:;=(){}|*+-]+", value)
+    is_known = all(not word or _PLAIN.fullmatch(word) for word in words)
+    return value if is_known and not holds_identifier(value) else REMOVED
+
+
+def _assignments(
+    parse: Callable[[str, Container[str]], list[tuple[str, str]]], *names: str
+) -> _Reduce:
     """Keeps the lines 'NAME=value' of these names, with what identifies nobody of the values."""
 
     def reduce(text: str) -> str | None:
-        kept = [
-            f"{name}={shlex.quote(value)}\n"
-            for name, value in parse_assignments(text, names)
-            if value.isprintable() and not holds_identifier(value)
-        ]
+        kept = [f'{name}="{_plain(value)}"\n' for name, value in parse(text, names)]
         return "".join(kept) or None
 
     return reduce
+
+
+def _banned(text: str) -> str | None:
+    """Keeps the CPUs that irqbalance is banned from; what is of another form stays of another form."""
+    kept = [
+        f"{name}={value if re.fullmatch(r'(?:0x)?[0-9a-f,-]*', value) else REMOVED}\n"
+        for name, value in parse_shell(text, IRQBALANCE)
+        if value
+    ]
+    return "".join(kept) or None
 
 
 def _manager_keys(text: str) -> str | None:
     """Keeps what systemd's own configuration says of all services' CPUs, memory and environment."""
     kept: list[str] = []
     for key, value in parse_manager_keys(text, (*MANAGER, MANAGER_ENVIRONMENT)):
-        if key == MANAGER_ENVIRONMENT and value:
-            pairs = [
-                shlex.quote(f"{name}={one}")
-                for name, one in parse_manager_environment(value)
-                if not holds_identifier(one)
-            ]
-            kept += [f"{key}={' '.join(pairs)}\n"] if pairs else []
-        elif not holds_identifier(value):
-            kept.append(f"{key}={value}\n")
+        if key != MANAGER_ENVIRONMENT:
+            is_known = re.fullmatch(
+                r"[0-9\s,-]*|numa|all|default|preferred|bind|interleave|local", value
+            )
+            kept.append(f"{key}={value if is_known else REMOVED}\n")
+            continue
+        pairs = [f'"{name}={_plain(one)}"' for name, one in parse_manager_environment(value)]
+        if pairs or not value:
+            kept.append(f"{key}={' '.join(pairs)}\n")
     return "[Manager]\n" + "".join(kept) if kept else None
+
+
+def _numbers_or_nothing(text: str) -> str | None:
+    """Keeps numbers; what is not read as such where it should be is not known anywhere."""
+    return text.rstrip() + "\n" if _is_numbers(text) else None
 
 
 def _cpuinfo(text: str) -> str:
@@ -304,7 +361,16 @@ def _cpuinfo(text: str) -> str:
 def _product(text: str) -> str | None:
     """Keeps what a product is called: the card's own memory may hold anything there."""
     name = text.strip()
-    return f"{name}\n" if name.isprintable() and not holds_identifier(name) else None
+    is_name = re.fullmatch(r"[\w (),./+-]{1,80}", name, re.ASCII) and not holds_identifier(name)
+    return f"{name}\n" if is_name else None
+
+
+def _nvidia_information(text: str) -> str:
+    """Keeps the card's model and number."""
+    information = parse_nvidia_information(text)
+    model = _product(information.model or "")
+    minor = "" if information.minor is None else f"Device Minor: \t {information.minor}\n"
+    return ("" if model is None else f"Model: \t\t {model}") + minor
 
 
 def _address(text: str) -> str | None:
@@ -325,14 +391,18 @@ _RULES: tuple[tuple[re.Pattern[str], _Reduce], ...] = tuple(
         (r"proc/meminfo|sys/devices/system/node/node\d+/meminfo", _matching(r"^.*MemTotal:.*$")),
         (r"proc/cpuinfo", _cpuinfo),
         (r"proc/sys/kernel/osrelease", _matching(r"\A[0-9]{1,4}\.[0-9]{1,4}")),
-        (r"sys/devices/system/cpu/smt/control", _matching(r"\A[a-z]{1,20}")),
+        (r"proc/irq/.*|.*/nr_hugepages", _numbers_or_nothing),
         (
-            r"etc/(?:environment|profile|environment\.d/[^/]+|profile\.d/[^/]+)",
-            _assignments(*ENVIRONMENT),
+            r"etc/environment|(?:etc|run|usr/lib)/environment\.d/[^/]+",
+            _assignments(parse_variables, *ENVIRONMENT),
+        ),
+        (
+            r"etc/(?:profile|bash\.bashrc|profile\.d/[^/]+)",
+            _assignments(parse_shell, *ENVIRONMENT),
         ),
         (r"(?:etc|run|usr(?:/local)?/lib)/systemd/system\.conf(?:\.d/[^/]+)?", _manager_keys),
-        (r"etc/(?:default|sysconfig)/irqbalance", _assignments(*IRQBALANCE)),
-        (r"proc/driver/nvidia/gpus/[^/]+/information", _lines("Model", "Device Minor")),
+        (r"etc/(?:default|sysconfig)/irqbalance", _banned),
+        (r"proc/driver/nvidia/gpus/[^/]+/information", _nvidia_information),
         (r"proc/driver/nvidia/gpus/[^/]+/numa_status", _lines("Node")),
         # AMD's compute driver has a card's unique_id among what is read.
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from provisioner.errors import shorten
 from provisioner.plan import Note
 from provisioner.settings import (
     CARD_CHOICE,
@@ -11,40 +12,42 @@ from provisioner.settings import (
     NIC_CHOICE,
     OWN_BINDING,
     THREAD_BINDING,
+    HostSettings,
     HugePages,
     Setting,
 )
 from provisioner.topology import Machine
 
-# (variables, the value that is fine, what any other does, what to do)
-_VARIABLES: tuple[tuple[tuple[str, ...], str | None, str, str], ...] = (
+_OFF = ("0", "false", "no", "off", "none", "disable", "disabled")
+# (variables, the values that do no harm, what any other does, what to do)
+_VARIABLES: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str], ...] = (
     (
         CARD_ORDER,
-        "PCI_BUS_ID",
+        ("pci_bus_id", ""),
         "CUDA then counts cards otherwise than by their place on the PCI bus, and numbers mean other cards",
         "Set it to PCI_BUS_ID, as a rank's own environment does",
     ),
     (
         CARD_CHOICE,
-        None,
+        ("all",),
         "it hides or renumbers cards for every process",
         "Take it out: a rank's own environment names its cards",
     ),
     (
         THREAD_BINDING,
-        None,
+        (*_OFF, ""),
         "threads bind themselves by it inside of every rank, and may all end on a few of its CPUs",
         "Take it out, and set it for the programs that need it",
     ),
     (
         OWN_BINDING,
-        "0",
+        (*_OFF, ""),
         "the library or engine then binds threads by rules of its own",
         "Take it out: the slice binds them",
     ),
     (
         NIC_CHOICE,
-        None,
+        ("",),
         "every rank then uses these network devices, near or far",
         "Take it out, and name each rank's own with nic_environment=",
     ),
@@ -54,24 +57,47 @@ _VARIABLES: tuple[tuple[tuple[str, ...], str | None, str, str], ...] = (
 def note_variable(setting: Setting) -> Note | None:
     """The note on a variable of the system's environment; None where its value does no harm."""
     for names, fine, what, hint in _VARIABLES:
-        if setting.name in names and setting.value != fine:
+        if setting.name in names and setting.value.lower() not in fine:
             return Note(
                 "cuda_device_order" if setting.name in CARD_ORDER else "system_environment",
-                f"{setting.place} sets {setting.name}={setting.value}: {what}.",
+                f"{setting.place} sets {setting.name}={shorten(setting.value)}: {what}.",
                 hint,
             )
     return None
+
+
+def note_running(settings: HostSettings) -> Iterator[Note]:
+    """The notes on a host where systemd can't bring a plan into force."""
+    if settings.container is not None:
+        yield Note(
+            "container",
+            f"This is inside of a container, by {settings.container}: slices belong on its host.",
+            "Apply the plan on the host, and have workers in here bind themselves: docs/worker.md",
+        )
+    elif settings.has_systemd is False:
+        yield Note(
+            "no_systemd",
+            "systemd does not run here: no slice can be made.",
+            "Have the workers bind themselves: docs/worker.md",
+        )
+    elif settings.cgroup_version == 1:
+        yield Note(
+            "cgroup_v1",
+            "The cpuset controller is on a cgroup v1 hierarchy, where systemd enforces no AllowedCPUs=.",
+            "Boot with systemd.unified_cgroup_hierarchy=1",
+        )
 
 
 def note_manager(settings: Sequence[Setting], kernel: tuple[int, int] | None) -> Iterator[Note]:
     """The notes on what systemd itself is told for every service."""
     affinity = [one for one in settings if one.name == "CPUAffinity"]
     if affinity:
-        value = " ".join(one.value for one in affinity)
+        value = shorten(" ".join(one.value for one in affinity))
+        places = name_some(list(dict.fromkeys(one.place for one in affinity)))
         old = kernel is not None and kernel < (6, 2)
         yield Note(
             "manager_affinity",
-            f"{affinity[-1].place} sets CPUAffinity={value}: "
+            f"CPUAffinity={value} is set for every service, in {places}: "
             + (
                 "this kernel forgets it when the cpuset controller is enabled, as a plan does."
                 if old
@@ -79,11 +105,11 @@ def note_manager(settings: Sequence[Setting], kernel: tuple[int, int] | None) ->
             ),
             "Take it out and keep the system off the ranks' cores with confine=",
         )
-    policy = [one for one in settings if one.name == "NUMAPolicy" and one.value != "default"]
-    if policy:
+    policy = [one for one in settings if one.name == "NUMAPolicy"][-1:]  # the last one counts
+    if policy and policy[0].value != "default":
         yield Note(
             "manager_policy",
-            f"{policy[-1].place} sets NUMAPolicy={policy[-1].value} for every service, the ranks' too.",
+            f"{policy[0].place} sets NUMAPolicy={shorten(policy[0].value)} for every service, the ranks' too.",
             "Take it out, and set it for the services that need it",
         )
 
@@ -96,7 +122,7 @@ def note_services(services: frozenset[str]) -> Iterator[Note]:
     if runtimes:
         yield Note(
             "containers",
-            f"{name_some(runtimes)} runs: a container that is started from a rank does not land in the rank's slice.",
+            f"{name_some(runtimes)} {_run(runtimes)}: a container that a rank starts does not land in its slice.",
             "Start it with --cgroup-parent=NAME-rankN.slice (systemd's cgroup driver), or have its worker bind itself",
         )
     managers = sorted(
@@ -107,8 +133,8 @@ def note_services(services: frozenset[str]) -> Iterator[Note]:
     if managers:
         yield Note(
             "other_manager",
-            f"{name_some(managers)} runs and gives CPUs away itself.",
-            "Keep its cores apart: exclude_cpus= here, and its own setting (reservedSystemCPUs, CpuSpecList=) there",
+            f"{name_some(managers)} {_run(managers)}, and may give CPUs away.",
+            "Keep cores for that apart: exclude_cpus= here, its own setting there (reservedSystemCPUs, CpuSpecList=)",
         )
 
 
@@ -118,7 +144,7 @@ def note_huge_pages(machine: Machine, sizes: Sequence[HugePages]) -> Iterator[No
         lacking = [
             node.id
             for node in machine.nodes
-            if node.cpus and node.kind != "none" and not pages.by_node.get(node.id, 0)
+            if node.cpus and node.kind != "none" and pages.by_node.get(node.id) == 0
         ]
         if lacking:
             having = ", ".join(
@@ -131,6 +157,10 @@ def note_huge_pages(machine: Machine, sizes: Sequence[HugePages]) -> Iterator[No
                 "Set them aside on each: /sys/devices/system/node/nodeN/hugepages/"
                 f"hugepages-{pages.size_kib}kB/nr_hugepages",
             )
+
+
+def _run(names: Sequence[str]) -> str:
+    return "runs" if len(names) == 1 else "run"
 
 
 def name_some(words: Sequence[str], most: int = 8) -> str:

@@ -6,6 +6,7 @@ None always means that it is not known here, as of a recording that lacks the fi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from provisioner.idset import CpuSet
@@ -34,6 +35,9 @@ class Interrupt(NamedTuple):
 
     number: int  # N of /proc/irq/N
     cpus: CpuSet  # where it lands: effective_affinity_list; empty: it is not in use
+    is_asked: bool = (
+        False  # the kernel does not say that, and these are where it may: smp_affinity_list
+    )
 
 
 class Irqbalance(NamedTuple):
@@ -67,10 +71,14 @@ class HostSettings(NamedTuple):
     manager: tuple[Setting, ...] | None  # CPUAffinity= and NUMAPolicy= of systemd itself
     services: frozenset[str] | None  # of `hostfs.SERVICES`, those that run
     cgroup_version: int | None  # of the hierarchy that has the cpuset controller
-    smt_control: str | None  # /sys/devices/system/cpu/smt/control
     is_virtual: bool | None  # a hypervisor is below
-    huge_pages: tuple[HugePages, ...]
+    huge_pages: tuple[HugePages, ...] | None  # of each size of which there is one
+    has_systemd: bool | None  # systemd is the process that started all others
+    container: str | None  # what says that this is inside of a container, e.g. /.dockerenv
     kernel: tuple[int, int] | None  # of 6.12.1: (6, 12)
+    # Paths that are there and can't be read, or are of another form, by what they are about: interrupts,
+    # environment, systemd, memory, packages.
+    unreadable: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
-NOTHING_KNOWN = HostSettings(None, None, None, None, None, None, None, None, (), None)
+NOTHING_KNOWN = HostSettings(*(None,) * 11)

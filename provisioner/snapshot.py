@@ -19,7 +19,7 @@ from provisioner.fingerprint import machine_fingerprint
 from provisioner.hostfs import read_settings
 from provisioner.recording import RecordingRoot
 from provisioner.root import MemoryRoot, Root
-from provisioner.scrub import holds_identifier, scrub
+from provisioner.scrub import find_host_name, holds_identifier, scrub
 from provisioner.wholefile import write_whole
 
 
@@ -33,7 +33,7 @@ class Snapshot(NamedTuple):
 
 
 def take_snapshot(root: Root, within: str = WITHIN_ROOT) -> Snapshot:
-    """The snapshot of a machine; the same machine gives the same bytes.
+    """The snapshot of a machine; the same machine in the same state gives the same bytes.
 
     Args:
         root: the machine.
@@ -42,9 +42,10 @@ def take_snapshot(root: Root, within: str = WITHIN_ROOT) -> Snapshot:
     Raises InputError for a cgroup whose name is an identifier, and what `discover` raises: a machine
     that can't be read has no snapshot.
     """
-    if holds_identifier(within):
+    host = find_host_name(root)
+    if holds_identifier(within) or (host and host in within.lower()):
         raise InputError(
-            f"--within '{within}' holds an identifier, which no snapshot does",
+            f"--within '{within}' holds an identifier or the host's name, which no snapshot does",
             "Run it in that cgroup, and read the snapshot with --within self",
         )
     recorder = RecordingRoot(root)

@@ -89,7 +89,7 @@ class Accelerator:
     vendor: str  # one of VENDORS
     index: int  # the physical card number: position in PCI order among the vendor's cards
     address: PciAddress | None  # None: known from /dev alone
-    source: Literal["driver", "pci", "ubcore", "dev"]  # what named it
+    source: Literal["driver", "pci", "ubcore", "dev", "hwloc"]  # what named it
     model: str | None = None  # e.g. the driver's 'Model:' line
     uuid: str | None = None  # the driver's 'GPU UUID:' line
     minor: int | None = None  # the driver's 'Device Minor:' line, N of /dev/nvidiaN
@@ -158,6 +158,7 @@ class Machine:
     numa_balancing: bool | None  # kernel.numa_balancing; None: not said
     sources: tuple[tuple[str, str], ...] = ()  # (fact, where it came from), for people
     oddities: tuple[str, ...] = ()  # sentences about the machine's own data, for people
+    unsaid: tuple[str, ...] = ()  # what the form that it was read from never says, for people
     online_cpus: CpuSet = field(init=False, repr=False, compare=False)
     cores: tuple[Core, ...] = field(init=False, repr=False, compare=False)  # ascending
     node_ids: NodeSet = field(init=False, repr=False, compare=False)  # every NUMA node

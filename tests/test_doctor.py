@@ -89,20 +89,23 @@ GOOD_FILES = {
     **irq(50, "0", NIC),
     **irq(60, "", ETH),
     "etc/environment": "CUDA_DEVICE_ORDER=PCI_BUS_ID\n",
-    "sys/devices/system/cpu/smt/control": "off\n",
+    **{
+        f"sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages": "0\n"
+        for node in (0, 1)
+    },
     "proc/cpuinfo": "flags : fpu\n",
     "proc/sys/kernel/osrelease": "6.12.0\n",
 }
-GOOD_FOLDER = "sys/fs/cgroup/system.slice/ssh.service"
+GOOD_FOLDERS = ("sys/fs/cgroup/system.slice/ssh.service", "run/systemd/system")
 
 
 def test_nothing_is_odd_about_a_good_host() -> None:
     """Every check of a host of which all is known and well is fine, and says what it saw."""
-    found = diagnose(tree(GOOD_FILES, GOOD_FOLDER))
+    found = diagnose(tree(GOOD_FILES, *GOOD_FOLDERS))
     assert notes_of(found) == {}
     assert {check.state for check in found.checks} == {"fine"}
     assert (found.ranks, found.is_this_system) == (4, False)
-    assert check_of(found, "cores").why == "16 cores of 1 CPU, all whole; SMT is off"
+    assert check_of(found, "cores").why == "16 cores of 1 CPU each, all whole"
     assert check_of(found, "environment").why == "the system sets CUDA_DEVICE_ORDER=PCI_BUS_ID"
     assert check_of(found, "interrupts").why.startswith("4 interrupts ")
 
@@ -110,10 +113,54 @@ def test_nothing_is_odd_about_a_good_host() -> None:
 def test_unknown_is_not_fine() -> None:
     """What a bare recording does not say is not known, each with the reason."""
     found = diagnose(tree({}, absent=("sys/fs/cgroup/*", "proc/sys/*")))
-    unknown = {check.name: check.why for check in found.checks if check.state == "unknown"}
-    assert unknown.keys() == {"ceiling", "balancing", "interrupts", "environment", "systemd"}
-    assert unknown["environment"] == "there is no /etc here"
-    assert all(unknown.values())
+    unknown = {check.name: check.unknown for check in found.checks if check.state == "unknown"}
+    assert unknown == {
+        "packages": ("whether a hypervisor is below",),
+        "memory": ("how many huge pages are set aside",),
+        "ceiling": ("no cpuset file says anything",),
+        "balancing": ("kernel.numa_balancing",),
+        "interrupts": ("where the interrupts of cards and network devices land",),
+        "environment": ("what the system sets for every process: there is no /etc here",),
+        "systemd": (
+            "whether systemd runs",
+            "which hierarchy has the cpuset controller",
+            "what system.conf sets",
+            "which services run",
+        ),
+    }
+    assert all(check.why for check in found.checks if check.state == "fine")
+
+
+def test_what_is_found_hides_nothing_that_is_not_known() -> None:
+    """A check that found something still says what it could not look at, and nothing of being fine."""
+    found = diagnose(tree({"etc/systemd/system.conf": "[Manager]\nNUMAPolicy=bind\n"}))
+    check = check_of(found, "systemd")
+    assert (check.state, check.why) == ("found", "")
+    assert check.unknown == ("whether systemd runs", "which services run")
+
+
+@pytest.mark.parametrize(
+    "path, name",
+    [
+        ("etc/environment/x", "environment"),
+        ("etc/systemd/system.conf/x", "systemd"),
+        ("proc/cpuinfo/x", "packages"),
+    ],
+)
+def test_files_that_cannot_be_read(path: str, name: str) -> None:
+    """A file that is there and can't be read is not known, by its path; what it would say is not taken for absent."""
+    files = {old: text for old, text in GOOD_FILES.items() if not path.startswith(f"{old}/")}
+    found = diagnose(tree({**files, path: ""}, *GOOD_FOLDERS))
+    check = check_of(found, name)
+    assert check.state == "unknown"
+    assert f"/{path.removesuffix('/x')}" in check.unknown[-1]
+
+
+def test_cards_that_say_nothing_are_not_fine() -> None:
+    """Where no card names a node, nothing tells whether it is where it should be."""
+    machine = discover(make_tree({0: "0-7", 1: "8-15"}, [None, 0]))
+    check = check_of(examine(machine, NOTHING_KNOWN, (Problem("no_locality", "x"),)), "locality")
+    assert check.unknown == ("0000:10:00.0 do not say their NUMA node themselves",)
 
 
 # Interrupts -----------------------------------------------------------------------------------------
@@ -128,21 +175,26 @@ def test_interrupts_of_a_ranks_network_device_on_anothers_cores() -> None:
         "2 of 3 interrupts of mlx5_0 (0000:12:00.0), used by rank 0, land on CPUs 5,9-10 of rank 1 and rank 2."
     )
     (note,) = check_of(found, "interrupts").notes
-    assert "echo 0-3 > /proc/irq/N/smp_affinity_list for N of 51-52" in note.hint
+    assert note.hint == (
+        "Send them to CPUs 0-3, as root in bash: for n in {51..52}; do echo 0-3 > "
+        "/proc/irq/$n/smp_affinity_list; done"
+    )
 
 
 def test_interrupts_go_to_the_reserved_cores() -> None:
     """Where cores of the device's node are kept for the system, they belong there, and on a rank's own no more."""
     found = diagnose(tree({**irq(50, "5", NIC)}), reserve_cores=2)
     (note,) = check_of(found, "interrupts").notes
-    assert "Send them to CPUs 0-1:" in note.hint
+    assert note.hint.startswith("Send them to CPUs 0-1, ")
     assert notes_of(diagnose(tree(irq(50, "0", NIC)), reserve_cores=2)) == {}
 
 
 def test_interrupts_of_a_card() -> None:
     """A card's own interrupts count as its network device's do."""
     (message,) = notes_of(diagnose(tree(irq(40, "12", CARD1))))["foreign_interrupts"]
-    assert "interrupts of card 0000:21:00.0, used by rank 1, land on CPUs 12 of rank 3" in message
+    assert message == (
+        "The interrupt of card 0000:21:00.0, used by rank 1, lands on CPUs 12 of rank 3."
+    )
 
 
 def test_interrupts_off_the_node() -> None:
@@ -150,8 +202,33 @@ def test_interrupts_off_the_node() -> None:
     found = diagnose(tree(irq(40, "8", CARD0)), reserve_cores=1)
     (message,) = notes_of(found)["remote_interrupts"]
     assert message == (
-        "1 of 1 interrupts of card 0000:11:00.0, used by rank 0, land on CPUs 8, off its NUMA node."
+        "The interrupt of card 0000:11:00.0, used by rank 0, lands on CPUs 8, off its NUMA node."
     )
+
+
+def test_node_that_the_operator_stated_is_the_devices() -> None:
+    """Where a card's node was stated, its interrupts belong there, and its own word is not doubted any more."""
+    root = tree(irq(40, "8", CARD0))
+    found = diagnose(root, locality={CARD0: 1})
+    assert "remote_interrupts" not in notes_of(found)
+    host = make_tree({0: "0-7", 1: "8-15"}, [0, 0])
+    machine = discover(host)
+    assert "all_on_one_node" in notes_of(diagnose(host))
+    plan = plan_for(machine, locality={machine.accelerators[1].name: 1})
+    assert "all_on_one_node" not in notes_of(examine(machine, NOTHING_KNOWN, plan))
+
+
+def test_interrupts_that_only_may_land_there() -> None:
+    """Where the kernel does not say where an interrupt lands, it is said that it may; offline CPUs are nowhere."""
+    files = {f"sys/bus/pci/devices/{CARD0}/msi_irqs/{number}": "msix\n" for number in (40, 70000)}
+    files |= {f"proc/irq/{number}/smp_affinity_list": "0-15\n" for number in (40, 70000)}
+    (note,) = check_of(diagnose(tree(files)), "interrupts").notes
+    assert note.message.startswith(
+        "All 2 interrupts of card 0000:11:00.0, used by rank 0, may land on"
+    )
+    assert "for n in 40 70000; do" in note.hint
+    offline = diagnose(tree(irq(40, "15", CARD0), offline_cpus=CpuSet([15])))
+    assert check_of(offline, "interrupts").notes == ()
 
 
 def test_interrupts_of_what_no_rank_uses() -> None:
@@ -169,7 +246,7 @@ def test_services_are_named_where_there_are_several() -> None:
     services = (ServiceRequest("chat", ("0", "1")), ServiceRequest("batch", ("2", "3")))
     found = diagnose(tree(irq(40, "12", CARD0)), services=services)
     (message,) = notes_of(found)["foreign_interrupts"]
-    assert "used by rank 0 of service chat, land on CPUs 12 of rank 1 of service batch" in message
+    assert "used by rank 0 of service chat, lands on CPUs 12 of rank 1 of service batch" in message
 
 
 def irqbalance(banned: str | None, **request: Any) -> list[str]:
@@ -187,7 +264,7 @@ def test_irqbalance_runs() -> None:
         "irqbalance runs and may move any interrupt to CPUs 0-15 of the ranks."
     ]
     assert irqbalance("0-11") == [
-        "irqbalance runs, banned from CPUs 0-11 and may move any interrupt to CPUs 12-15 of the ranks."
+        "irqbalance runs, banned from CPUs 0-11, and may move any interrupt to CPUs 12-15 of the ranks."
     ]
     assert irqbalance("2-7,10-15", reserve_cores=2) == []
 
@@ -241,7 +318,9 @@ def test_affinity_of_systemd_itself(kernel: tuple[int, int] | None, words: str) 
     )
     found = examine(machine, settings, plan_for(machine))
     (message,) = notes_of(found)["manager_affinity"]
-    assert message.startswith("/etc/systemd/system.conf sets CPUAffinity=0-3: ")
+    assert message.startswith(
+        "CPUAffinity=0-3 is set for every service, in /etc/systemd/system.conf: "
+    )
     assert words in message
 
 
@@ -255,18 +334,29 @@ def test_policy_of_systemd_itself() -> None:
     """A memory policy for every service is the ranks' too."""
     policy = (Setting("NUMAPolicy", "interleave", "/etc/systemd/system.conf"),)
     assert "NUMAPolicy=interleave" in systemd(manager=policy)["manager_policy"][0]
+    taken_back = (*policy, Setting("NUMAPolicy", "default", "/etc/systemd/system.conf.d/x.conf"))
+    assert "manager_policy" not in systemd(manager=taken_back)
 
 
 def test_services_that_give_cpus_away() -> None:
     """Container runtimes and managers of CPUs are named, each with what to do."""
     found = systemd(services=frozenset({"docker.service", "kubelet.service", "slurmd.service"}))
     assert found.keys() == {"containers", "other_manager"}
-    assert found["other_manager"][0].startswith("kubelet.service and slurmd.service runs")
+    assert found["other_manager"][0].startswith("kubelet.service and slurmd.service run,")
 
 
 def test_cgroup_v1() -> None:
     """A controller on a v1 hierarchy enforces nothing that is planned."""
     assert "cgroup_v1" in systemd(cgroup_version=1)
+
+
+def test_where_systemd_cannot_be_asked() -> None:
+    """Inside of a container, and where something else started the system, no slice can be made: that is said first."""
+    assert systemd(container="/.dockerenv", has_systemd=False, cgroup_version=1).keys() == {
+        "container"
+    }
+    assert systemd(has_systemd=False).keys() == {"no_systemd"}
+    assert systemd(has_systemd=True, cgroup_version=2) == {}
 
 
 def test_huge_pages_on_some_nodes() -> None:
@@ -280,8 +370,11 @@ def test_huge_pages_on_some_nodes() -> None:
 
 
 def test_virtual_machine() -> None:
-    """A hypervisor below is told of."""
-    assert "virtual_machine" in notes_of(diagnose(tree({"proc/cpuinfo": "flags : hypervisor\n"})))
+    """Where CPUs really are is not known above a hypervisor."""
+    (unknown,) = check_of(
+        diagnose(tree({"proc/cpuinfo": "flags : hypervisor\n"})), "packages"
+    ).unknown
+    assert "this is a virtual machine" in unknown
 
 
 # With the machine and the plan ----------------------------------------------------------------------
@@ -335,7 +428,8 @@ def test_every_sample_is_looked_at(name: str) -> None:
     assert len({check.name for check in found.checks}) == len(found.checks) == 12
     for check in found.checks:
         assert (check.state == "found") == bool(check.notes)
-        assert check.why or check.notes
+        assert bool(check.why) == (check.state == "fine")
+        assert check.state != "unknown" or check.unknown
     value = diagnosis_to_json(found)
     assert value["schema"] == "provision.doctor/1"
     assert value == json.loads(json.dumps(value))
@@ -360,7 +454,7 @@ ODD_FILES = {
 
 def test_a_folder_and_its_snapshot_say_the_same(capsys: Capture, tmp_path: Path) -> None:
     """A capture carries all that doctor reads: what is found is the same."""
-    root = tree(ODD_FILES, GOOD_FOLDER)
+    root = tree(ODD_FILES, *GOOD_FOLDERS)
     write_tree(root, tmp_path / "tree")
     for folder in root.empty_folders:
         (tmp_path / "tree" / folder).mkdir(parents=True, exist_ok=True)
@@ -387,10 +481,10 @@ def test_what_people_see(capsys: Capture, tmp_path: Path) -> None:
     lines = out.splitlines()
     assert lines[1] == "Judged by the plan that provision plan makes: 4 ranks"
     at = lines.index("Interrupts")
-    assert lines[at + 1].startswith("  foreign_interrupts: 1 of 1 interrupts of mlx5_0")
+    assert lines[at + 1].startswith("  foreign_interrupts: The interrupt of mlx5_0")
     assert lines[at + 2].startswith("    (Send them to CPUs 0-3")
     assert at < lines.index("Fine") < lines.index("Not known")
-    assert lines[-1] == "1 found, 9 checks fine, 2 not known"
+    assert lines[-1] == "1 found, 7 checks fine, 7 not known"
 
 
 def test_refused_plan_is_a_finding(capsys: Capture, tmp_path: Path) -> None:
@@ -400,7 +494,7 @@ def test_refused_plan_is_a_finding(capsys: Capture, tmp_path: Path) -> None:
     assert (status, err) == (0, "")
     assert "There is no plan for it: placement says why" in out
     assert "no_locality: " in out
-    assert "interrupts: there is no plan to judge them by" in out
+    assert "interrupts: whose cores interrupts land on, as there is no plan" in out
 
 
 def test_plan_by_options_and_by_file(capsys: Capture, tmp_path: Path) -> None:
@@ -412,7 +506,7 @@ def test_plan_by_options_and_by_file(capsys: Capture, tmp_path: Path) -> None:
     _, out, _ = call(capsys, "plan", *where, "--reserve-cores", "6", "--json")
     (tmp_path / "plan.json").write_text(out)
     _, out, _ = call(capsys, "doctor", *where, "--plan", str(tmp_path / "plan.json"))
-    assert f"Judged by {tmp_path}/plan.json: 4 ranks" in out
+    assert f"Judged by the plan in {tmp_path}/plan.json: 4 ranks" in out
     assert "foreign_interrupts" not in out  # CPU 5 is reserved in it
     status, _, err = call(
         capsys, "doctor", "--sample", "uneven-5-3", "--plan", str(tmp_path / "plan.json")
@@ -430,11 +524,12 @@ def test_texts_of_other_readers(capsys: Capture, tmp_path: Path) -> None:
     status, out, _ = call(capsys, *where)
     assert status == 0
     assert f"  numactl: {tmp_path}/numactl.txt: 3 of 3 facts agree\n" in out
+    assert f"  numactl: distances (it is not in {tmp_path}/numactl.txt)\n" in out
     (tmp_path / "numactl.txt").write_text(text.replace("15", "17"))
     status, out, _ = call(capsys, *where)
     assert status == 3
-    assert "\nNumactl\n  numactl_cpus: " in out
-    topo = "\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\nGPU0\tX\tSYS\tSYS\tSYS\t0-7\t0\n"
+    assert "\nnumactl\n  numactl_cpus: " in out
+    topo = "\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\nGPU0\tX\tPHB\tPIX\tSYS\t0-7\t0\n"
     (tmp_path / "topo.txt").write_text(topo)
     status, out, _ = call(
         capsys,
@@ -444,9 +539,9 @@ def test_texts_of_other_readers(capsys: Capture, tmp_path: Path) -> None:
         "--nvidia-smi",
         str(tmp_path / "topo.txt"),
     )
-    assert status == 3  # GPU0 and GPU1 are on one node
+    assert status == 3
     assert "nvidia_smi_link: " in out
-    assert "says SYS of GPU0 and GPU1" in out
+    assert "GPU0 and GPU1 are PHB, and here they are on one NUMA node; GPU0 and GPU2 are PIX" in out
 
 
 @pytest.mark.parametrize(
@@ -477,7 +572,9 @@ def test_hwloc_says_nothing_of_settings(capsys: Capture, tmp_path: Path) -> None
     assert status == 0
     states = {check["name"]: check["state"] for check in json.loads(out)["checks"]}
     assert states["interrupts"] == states["environment"] == states["systemd"] == "unknown"
-    assert states["cards"] == "found"  # the driver is not in it
+    # The driver is not in it, which is no fault of the host's.
+    assert states["cards"] == "fine"
+    assert states["data"] == "unknown"
 
 
 def test_this_system(capsys: Capture) -> None:

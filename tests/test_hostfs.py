@@ -15,21 +15,23 @@ from provisioner.discovery import discover
 from provisioner.errors import ParseError
 from provisioner.facts.values import NicFacts
 from provisioner.hostfs import (
-    parse_assignments,
     parse_banned,
     parse_is_virtual,
     parse_kernel,
     parse_manager_environment,
     parse_manager_keys,
+    parse_shell,
+    parse_variables,
     read_settings,
 )
 from provisioner.idset import CpuSet
 from provisioner.pci import parse_pci_address
 from provisioner.root import DirectoryRoot, MemoryRoot
-from provisioner.settings import NOTHING_KNOWN, HostSettings, HugePages, Setting
+from provisioner.scrub import REMOVED
+from provisioner.settings import NOTHING_KNOWN, HostSettings, HugePages, Interrupt, Setting
 from provisioner.snapshot import take_snapshot
 from tests.hosts import make_tree
-from tests.trees import add_files
+from tests.trees import add_files, write_tree
 
 CARD = parse_pci_address("0000:11:00.0")
 NIC = parse_pci_address("0000:12:00.0")
@@ -71,13 +73,13 @@ FULL = {
         '[Manager]\nDefaultEnvironment="OMP_PROC_BIND=close" PATH=/bin\n[Other]\nCPUAffinity=9\n'
     ),
     "etc/default/irqbalance": 'IRQBALANCE_ONESHOT=1\nIRQBALANCE_BANNED_CPULIST="4-7"\n',
-    "sys/devices/system/cpu/smt/control": "on\n",
     "proc/cpuinfo": "processor : 0\nflags\t\t: fpu hypervisor sse\n",
     "proc/sys/kernel/osrelease": "6.1.0-44-amd64\n",
     "sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages": "512\n",
     "sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages": "0\n",
     "sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages": "0\n",
 }
+IRQ_SETTINGS = "IRQBALANCE_BANNED_CPULIST=4\n"
 FOLDERS = (
     "sys/fs/cgroup/system.slice/irqbalance.service",
     "sys/fs/cgroup/system.slice/docker.service",
@@ -103,17 +105,82 @@ def test_everything_is_read() -> None:
     # The first main file counts alone.
     assert found.manager == (Setting("CPUAffinity", "0-3", "/etc/systemd/system.conf"),)
     assert found.services == frozenset({"docker.service"})
-    assert (found.smt_control, found.is_virtual, found.kernel) == ("on", True, (6, 1))
+    assert (found.is_virtual, found.kernel, found.has_systemd) == (True, (6, 1), None)
+    assert (found.container, found.unreadable) == (None, {})
     assert found.huge_pages == (HugePages(2048, {0: 512, 1: 0}),)
 
 
 def test_snapshot_is_set_to_the_same() -> None:
-    """A snapshot keeps all of that, by the same places, and a snapshot of it is it."""
+    """A snapshot keeps all of that, with numbers for the names of files that people name, and one of it is it."""
     root = tree(FULL, *FOLDERS)
     data = take_snapshot(root).data
     replayed = unpack_tree(data, "a.tar.gz")
-    assert settings_of(replayed) == settings_of(root)
+    names = {"50-gpu.conf": "000.conf", "mpi.sh": "001.sh"}
+    found = settings_of(root)
+    environment = tuple(
+        one._replace(place=one.place.replace(old, new))
+        for one in found.environment or ()
+        for old, new in [
+            next((pair for pair in names.items() if one.place.endswith(pair[0])), ("", ""))
+        ]
+    )
+    assert settings_of(replayed) == found._replace(environment=environment)
     assert take_snapshot(replayed).data == data
+
+
+def test_numbered_files_keep_their_order() -> None:
+    """A drop-in that takes a key back still comes where it came, and one that hides another still does."""
+    root = tree(
+        {
+            "proc/sys/kernel/hostname": "gpu01\n",
+            "etc/systemd/system.conf.d/a-gpu01.conf": "[Manager]\nCPUAffinity=\n",
+            "etc/systemd/system.conf.d/b.conf": "[Manager]\nCPUAffinity=1\n",
+            "usr/lib/systemd/system.conf.d/b.conf": "[Manager]\nCPUAffinity=2\n",
+            "etc/systemd/system.conf.d/0.conf": "[Manager]\nCPUAffinity=3\n",
+        }
+    )
+    data = take_snapshot(root).data
+    assert b"gpu01" not in gzip.decompress(data)
+    for one in (root, unpack_tree(data, "a")):
+        assert [setting.value for setting in settings_of(one).manager or ()] == ["1"]
+
+
+def test_recorder_in_a_service() -> None:
+    """Taken from within system.slice or one of its services, a snapshot still says which of them run."""
+    for own in ("/system.slice/cron.service", "/system.slice/docker.service", "/system.slice"):
+        root = add_files(
+            tree({}, *FOLDERS),
+            {
+                "proc/self/cgroup": f"0::{own}\n",
+                "proc/self/mounts": "none /sys/fs/cgroup cgroup2 rw 0 0\n",
+                f"sys/fs/cgroup{own}/cpuset.cpus.effective": "0-3\n",
+                f"sys/fs/cgroup{own}/cpuset.mems.effective": "0\n",
+                "sys/fs/cgroup/system.slice/cpuset.cpus.effective": "0-3\n",
+                "sys/fs/cgroup/system.slice/cpuset.mems.effective": "0\n",
+            },
+        )
+        found = settings_of(root)
+        assert found.services == frozenset({"docker.service"})
+        replayed = settings_of(unpack_tree(take_snapshot(root).data, "a"))
+        assert (replayed.services, replayed.irqbalance) == (found.services, found.irqbalance)
+
+
+def test_linked_settings(tmp_path: Path) -> None:
+    """A file of settings that is a link, as configuration tools make them, is read and is in the snapshot."""
+    host = tree(
+        {"opt/system.conf": "[Manager]\nCPUAffinity=0-3\n", "opt/irq": IRQ_SETTINGS}, FOLDERS[0]
+    )
+    links = {
+        "etc/systemd/system.conf": "../../opt/system.conf",
+        "etc/default/irqbalance": "../../opt/irq",
+    }
+    write_tree(add_files(host, {}, links=links), tmp_path)
+    (tmp_path / FOLDERS[0]).mkdir(parents=True)
+    root = DirectoryRoot(tmp_path)
+    found = read_settings(root, discover(root))
+    assert found.manager == (Setting("CPUAffinity", "0-3", "/etc/systemd/system.conf"),)
+    assert found.irqbalance == (CpuSet([4]), "/etc/default/irqbalance")
+    assert settings_of(unpack_tree(take_snapshot(root).data, "a")) == found
 
 
 def test_snapshot_of_a_host_without_any() -> None:
@@ -129,28 +196,47 @@ def test_snapshot_tells_nothing_else_of_these_files() -> None:
     secrets = {
         "proc/sys/kernel/hostname": "orion7\n",
         "etc/environment": (
-            "TOKEN=hunter2\nNCCL_IB_HCA=mlx5_orion7\nOMP_PLACES=cores\n"
+            "TOKEN=hunter2\nNCCL_IB_HCA=mlx5_orion7\nOMP_PLACES={0:4},{4:4}\n"
             "CUDA_VISIBLE_DEVICES=GPU-8dea26ac-1d2b-4f8e-9c1a-0123456789ab\n"
         ),
-        "etc/profile.d/orion7.sh": "export KMP_AFFINITY=compact # by jane@orion7\n",
+        "etc/profile.d/orion7.sh": (
+            "export KMP_AFFINITY=granularity=fine,compact,1,0 # by jane@orion7\n"
+        ),
         "etc/systemd/system.conf": (
             "[Manager]\nDefaultEnvironment=SECRET=hunter2 UCX_NET_DEVICES=0c42a1b2c3d4:1 I_MPI_PIN=1\n"
+            "CPUAffinity=0-3 # ask jane@example.org\nNUMAPolicy=hunter2\n"
         ),
-        "etc/default/irqbalance": "IRQBALANCE_ARGS=--hunter2\n",
+        "etc/systemd/system.conf.d/vendor.conf": "[Manager]\nLogLevel=hunter2\n",
+        "proc/irq/40/effective_affinity_list": "fe80::e42:a1ff:feb2:c3d4\n",
+        f"sys/bus/pci/devices/{CARD}/msi_irqs/40": "msix\n",
+        "sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages": "10.1.2.3\n",
+        "etc/default/irqbalance": "IRQBALANCE_ARGS=--x\nIRQBALANCE_BANNED_CPULIST=hunter2\n",
         "proc/cpuinfo": "processor : 0\nserial : hunter2\nflags : fpu\n",
         "proc/sys/kernel/osrelease": "6.1.0-orion7\n",
     }
-    data = take_snapshot(tree(secrets)).data
+    data = take_snapshot(tree(secrets, FOLDERS[0])).data
     text = gzip.decompress(data).decode()
-    for told in ("hunter2", "orion7", "8dea26ac", "0c42a1b2c3d4", "jane"):
+    for told in (
+        *("hunter2", "orion7", "8dea26ac", "0c42a1b2c3d4", "jane", "example", "fe80", "10.1.2.3"),
+        *("SECRET", "TOKEN", "vendor.conf"),
+    ):
         assert told not in text
     found = settings_of(unpack_tree(data, "a"))
+    # That a variable is set is kept, and what it does is found.
     assert [(one.name, one.value) for one in found.environment or ()] == [
-        ("OMP_PLACES", "cores"),
-        ("KMP_AFFINITY", "compact"),
+        ("NCCL_IB_HCA", REMOVED),
+        ("OMP_PLACES", "{0:4},{4:4}"),
+        ("CUDA_VISIBLE_DEVICES", REMOVED),
+        ("KMP_AFFINITY", "granularity=fine,compact,1,0"),
+        ("UCX_NET_DEVICES", REMOVED),
         ("I_MPI_PIN", "1"),
     ]
+    assert [(one.name, one.value) for one in found.manager or ()] == [
+        ("CPUAffinity", REMOVED),
+        ("NUMAPolicy", REMOVED),
+    ]
     assert (found.is_virtual, found.kernel) == (False, (6, 1))
+    assert found.irqbalance == (None, "/etc/default/irqbalance")
 
 
 def test_nothing_is_known_of_a_bare_tree() -> None:
@@ -173,8 +259,21 @@ def test_unreadable_files_are_not_known() -> None:
     root = add_files(tree(broken, FOLDERS[0]), {}, links={"etc/systemd/system.conf": "../../../x"})
     found = settings_of(root)
     assert found.interrupts is None
-    assert (found.environment, found.manager, found.huge_pages, found.kernel) == ((), (), (), None)
+    assert (found.environment, found.manager, found.huge_pages, found.kernel) == (
+        (),
+        (),
+        None,
+        None,
+    )
     assert found.irqbalance == (None, "/etc/default/irqbalance")
+    assert found.unreadable == {
+        "interrupts": ("/proc/irq/40/effective_affinity_list", "/etc/default/irqbalance"),
+        "environment": ("/etc/environment", "/etc/systemd/system.conf"),
+        "systemd": ("/etc/systemd/system.conf",),
+        "memory": ("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages",),
+    }
+    # A snapshot can be taken all the same.
+    assert settings_of(unpack_tree(take_snapshot(tree(broken)).data, "a")).interrupts is None
 
 
 def test_asked_affinity_where_the_kernel_does_not_say_the_real_one() -> None:
@@ -183,7 +282,7 @@ def test_asked_affinity_where_the_kernel_does_not_say_the_real_one() -> None:
     del files["proc/irq/40/effective_affinity_list"]
     found = settings_of(tree(files)).interrupts
     assert found is not None
-    assert [str(one.cpus) for one in found[CARD]] == ["0-7"]
+    assert found[CARD] == (Interrupt(40, CpuSet(range(8)), is_asked=True),)
 
 
 def test_this_systems_interrupts() -> None:
@@ -210,9 +309,20 @@ def test_this_systems_interrupts() -> None:
 
 
 def test_irqbalance_that_is_no_unit() -> None:
-    """A daemon that somebody started is known by its socket."""
-    found = settings_of(tree({"run/irqbalance/irqbalance812.sock": ""}))
+    """A daemon that somebody started is known by its socket, in a snapshot too."""
+    root = tree({"run/irqbalance/irqbalance812.sock": ""})
+    found = settings_of(root)
     assert found.irqbalance == (None, "/etc/default/irqbalance")
+    assert settings_of(unpack_tree(take_snapshot(root).data, "a")) == found
+
+
+def test_inside_of_a_container() -> None:
+    """What container engines leave inside is found, in a snapshot too; whether systemd runs is known from /run."""
+    root = tree({".dockerenv": "", "run/lock/x": ""})
+    found = settings_of(root)
+    assert (found.container, found.has_systemd) == ("/.dockerenv", False)
+    assert settings_of(unpack_tree(take_snapshot(root).data, "a")) == found
+    assert settings_of(tree({}, "run/systemd/system")).has_systemd is True
 
 
 def test_cgroup_v1_owns_the_controller() -> None:
@@ -262,15 +372,37 @@ def test_banned_cpus(text: str, found: str | None) -> None:
     assert (None if banned is None else str(banned)) == found
 
 
-def test_assignments_as_a_shell_writes_them() -> None:
-    """Quotes and a comment behind are taken off, an open quote is not; other names are left out."""
-    text = 'export A=\'x y\' # z\nB="1"\nC=x\nA="open\nA=\n'
-    assert parse_assignments(text, ("A", "B")) == [
-        ("A", "x y"),
-        ("B", "1"),
-        ("A", '"open'),
-        ("A", ""),
-    ]
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("export A='x y' # z\nB=\"1\"\nC=x\n", [("A", "x y"), ("B", "1")]),
+        ("export A=1;\nif true; then export B=2 A=3; fi\n", [("A", "1"), ("B", "2"), ("A", "3")]),
+        ("declare -x A=1\nA=0 nvidia-smi\nexport C A\n", [("A", "1")]),
+        ('A="open\nA=\n', [("A", '"open'), ("A", "")]),
+    ],
+)
+def test_what_a_shell_sets(text: str, found: list[tuple[str, str]]) -> None:
+    """Assignments are found wherever they stand, without quotes and comments; one for a command alone is none."""
+    assert parse_shell(text, ("A", "B")) == found
+
+
+def test_what_pam_sets() -> None:
+    """A value is the rest of the line, without the quotes around it."""
+    text = 'A=0 1 2\n#A=3\nexport B="x"\nC=x\nA=\'\n'
+    assert parse_variables(text, ("A", "B")) == [("A", "0 1 2"), ("B", "x"), ("A", "'")]
+
+
+def test_a_byte_order_mark_is_nothing() -> None:
+    """A file that begins with one is read from its first line on."""
+    found = settings_of(tree({"etc/environment": "\ufeffOMP_PLACES=cores\n"}))
+    assert found.environment == (Setting("OMP_PLACES", "cores", "/etc/environment"),)
+
+
+def test_the_last_assignment_of_a_file_counts() -> None:
+    """A variable that a file sets twice has the later value."""
+    text = "OMP_PLACES=cores\nOMP_PLACES=\n"
+    found = settings_of(tree({"etc/environment": text}))
+    assert found.environment == (Setting("OMP_PLACES", "", "/etc/environment"),)
 
 
 def test_manager_environment() -> None:
@@ -283,8 +415,9 @@ def test_manager_environment() -> None:
 
 def test_manager_keys_stand_in_their_section() -> None:
     """A key outside of [Manager], and a comment, are none."""
-    text = "CPUAffinity=1\n[Manager]\n#CPUAffinity=2\n CPUAffinity = 3 \n[X]\nCPUAffinity=4\n"
-    assert parse_manager_keys(text, ("CPUAffinity",)) == [("CPUAffinity", "3")]
+    text = "CPUAffinity=1\n[Manager]\n#CPUAffinity=2\n CPUAffinity = 3 \\\n 4\n[X]\nCPUAffinity=5\n"
+    ((key, value),) = parse_manager_keys(text, ("CPUAffinity",))
+    assert (key, value.split()) == ("CPUAffinity", ["3", "4"])
 
 
 @pytest.mark.parametrize(
@@ -310,7 +443,8 @@ def test_kernel(text: str, found: tuple[int, int] | None) -> None:
 @given(st.text(max_size=200))
 def test_any_text_is_read_or_refused(text: str) -> None:
     """No text of these files makes a parser fail otherwise than by saying that it is not its form."""
-    parse_assignments(text, ("A",))
+    parse_shell(text, ("A",))
+    parse_variables(text, ("A",))
     parse_manager_keys(f"[Manager]\n{text}", ("A",))
     parse_manager_environment(text)
     parse_is_virtual(text)

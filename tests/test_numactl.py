@@ -50,7 +50,8 @@ def compare(text: str) -> Comparison:
 def test_the_same_machine_agrees() -> None:
     """Every fact is counted: the nodes, and of each its CPUs, its size and its distances."""
     found = compare(numactl(MACHINE))
-    assert (found.facts, found.explained, found.differences) == (1 + 3 * (1 + 1 + 3), (), ())
+    assert (found.facts, found.agreed) == (1 + 3 * (1 + 1 + 3),) * 2
+    assert (found.explained, found.unsaid, found.differences) == ((), (), ())
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,7 @@ def test_fewer_cpus_are_the_callers_cpuset() -> None:
     """A part of a node's CPUs is explained, and is no difference."""
     found = compare(numactl(MACHINE, node_0_cpus="0 1"))
     assert found.differences == ()
+    assert found.agreed == found.facts - 1
     assert found.explained == (
         "it shows a part of the CPUs of nodes 0: those of its caller's cpuset",
     )
@@ -105,7 +107,9 @@ def test_a_node_without_cpus() -> None:
     "text, message",
     [
         ("", "has no line 'node N cpus: ...'"),
-        ("No NUMA support available on this system.\n", "has no line"),
+        ("No NUMA support available on this system.\n", "says that the system has no NUMA support"),
+        ("node 0 cpus: 0 1 2\n3 4\nnode 0 size: 9 MB\n", "is wrapped: the line '3 4' has CPUs"),
+        ("available: 2 nodes (0-1)\nnode 0 cpus: 0\n", "is cut: its first line has nodes 0-1"),
         ("node 0 cpus: 0 1\nnode 0 cpus: 2\n", "node 0 is there twice"),
         ("node 0 cpus: 0 x\n", "'0,x' is no CPU list"),
         ("node 0 cpus: 0\nnode   0   1\n  0:  10\n", "the distances of node 0 are 1: expected 2"),

@@ -89,14 +89,17 @@ def test_older_matrix_agrees() -> None:
     """Without the last columns, with network devices by name, underlined heads and heads that ran together."""
     text = topo(own=None, heads=(*GPUS, "mlx5_0", "mlx5_1"))
     assert compare("\x1b[4m" + text.replace("\n", "\x1b[0m\n", 1)).differences == ()
+    odd = "\ufeff\x1b]0;title\x07" + topo("\xa0\xa0").replace("SYS", "SOC")
+    assert compare(odd).differences == ()
     pasted = topo("  ").replace("NIC0  NIC1", "NIC0NIC1", 1)
     assert compare(pasted).facts == compare(topo()).facts
 
 
 def test_excerpt_is_compared_as_far_as_it_goes() -> None:
     """A matrix that was cut after some rows is compared in those."""
-    rows = dict(list(ROWS.items())[:2])
-    assert compare(topo(rows=rows)).differences == ()
+    found = compare(topo(rows=dict(list(ROWS.items())[:2])))
+    assert found.differences == ()
+    assert found.unsaid == ("what it says of GPUs 2-3 (their rows are not in topo.txt)",)
 
 
 def test_cut_list_is_no_difference() -> None:
@@ -105,6 +108,21 @@ def test_cut_list_is_no_difference() -> None:
     found = compare(topo(cpus=cpus))
     assert found.differences == ()
     assert found.explained == ("it cuts the lists of CPUs of GPUs 0,2",)
+    assert found.agreed == found.facts - 2
+
+
+@pytest.mark.parametrize("text", ["0", "9", "9-1", "0-3,8-12"])
+def test_what_only_looks_cut(text: str) -> None:
+    """A number that may be the beginning of ours and is a CPU of another node, and a longer list, are not cut ones."""
+    found = compare(topo(cpus=(*PLACES[:2], "4-7,12-15", text)))
+    assert [note.code for note in found.differences] == ["nvidia_smi_cpus"]
+
+
+def test_narrow_and_cut() -> None:
+    """A list may be the caller's part, and cut."""
+    found = compare(topo(cpus=("1-2,8-10,1", *PLACES[1:])))
+    assert found.differences == ()
+    assert "caller's cpuset" in found.explained[0]
 
 
 def test_callers_cpuset_is_no_difference() -> None:
@@ -122,6 +140,10 @@ def test_unsaid_is_not_compared() -> None:
     unsaid = ("N/A",) * 4
     found = compare(topo(cpus=unsaid, nodes=unsaid))
     assert (found.differences, found.facts) == ((), 1 + 4 * 2)
+    assert found.unsaid == (
+        "the CPUs of GPUs 0-3 (topo.txt does not say them)",
+        "the NUMA nodes of GPUs 0-3 (topo.txt does not say them)",
+    )
     # With blanks between the columns nothing tells which of them is empty.
     assert compare(topo(cpus=("",) * 4)).differences == ()
 
@@ -132,22 +154,25 @@ def test_unsaid_is_not_compared() -> None:
         (
             {"cpus": ("4-7", *PLACES[1:])},
             "nvidia_smi_cpus",
-            "topo.txt: GPU0 has CPUs 4-7, and the kernel's files here say 0-3,8-11 of card 0000:11:00.0.",
+            "topo.txt: GPU0 has CPUs 4-7, and card 0000:11:00.0 here 0-3,8-11.",
         ),
         (
             {"nodes": ("0", "0", "0-1", "1")},
             "nvidia_smi_node",
-            "topo.txt: GPU2 is on node 0-1, and the kernel's files here say node 1 of card 0000:81:00.0.",
+            "topo.txt: GPU2 is on node 0-1, and card 0000:81:00.0 here on node 1.",
         ),
         (
             {"rows": {**ROWS, "GPU1": ("NV18", "X", "NV18", "NV18", "PIX", "SYS")}},
             "nvidia_smi_link",
-            "topo.txt says PIX of GPU1 and mlx5_0, and the PCI bus here that they are on one NUMA node.",
+            "topo.txt: GPU1 and mlx5_0 are PIX, and here they are on one NUMA node.",
         ),
         (
-            {"rows": {**ROWS, "GPU3": ("NV18", "NV18", "NV18", "X", "SYS", "SYS")}},
+            {"rows": {**ROWS, "GPU0": ("X", "NV18", "PHB", "NV18", "SYS", "SYS")}},
             "nvidia_smi_link",
-            "topo.txt says SYS of GPU3 and mlx5_1, and the PCI bus here that they are on one NUMA node.",
+            (
+                "topo.txt: GPU0 and GPU2 are PHB, and here they are on different NUMA nodes; "
+                "GPU0 and mlx5_0 are SYS, and here they are below one switch."
+            ),
         ),
     ],
 )
@@ -155,6 +180,26 @@ def test_a_difference_is_named(changed: dict[str, object], code: str, words: str
     """What they say and what the machine says stand in one sentence."""
     (note,) = compare(topo(**changed)).differences  # type: ignore[arg-type]
     assert (note.code, note.message) == (code, words)
+
+
+def test_many_differences_are_one_note() -> None:
+    """Differences of one kind are one note with the first of them."""
+    (note,) = compare(topo(nodes=("1", "1", "0", "0"))).differences
+    assert note.message.endswith(
+        "GPU2 is on node 0, and card 0000:81:00.0 here on node 1; and 1 more."
+    )
+
+
+def test_far_links_on_one_node_are_explained() -> None:
+    """Some hosts' drivers say SYS of devices on one node: that is no contradiction."""
+    rows = {
+        name: tuple("SYS" if link in ("NODE", "NV18") else link for link in links)
+        for name, links in ROWS.items()
+    }
+    found = compare(topo(rows=rows))
+    assert found.differences == ()
+    assert found.explained == ("it says SYS of devices on one NUMA node, as it does on some hosts",)
+    assert found.agreed == found.facts - 4
 
 
 def test_other_number_of_cards() -> None:
@@ -176,6 +221,9 @@ def test_grace_hopper_memory_nodes() -> None:
     for number, node in enumerate((2, 10, 18, 26)):
         lines[number + 1] = lines[number + 1].removesuffix("N/A") + str(node)
     assert compare("\n".join(lines), machine).differences == ()
+    # Drivers list the cards' memory and empty nodes among a card's.
+    wide = "\n".join(lines).replace("\t0\t2\n", "\t0,2-9,11-17\t2\n")
+    assert compare(wide, machine).differences == ()
     lines[1] = lines[1].removesuffix("2") + "10"
     (note,) = compare("\n".join(lines), machine).differences
     assert note.code == "nvidia_smi_memory"
@@ -195,6 +243,8 @@ def test_grace_hopper_memory_nodes() -> None:
             topo(rows={"GPU0": ("X", "PIX")}, heads=GPUS),
             "row 'GPU0': found '0-3,8-11': expected 4 links",
         ),
+        (topo("    ").replace("    CPU Affinity", "\nCPU Affinity", 1), "is wrapped"),
+        (topo().replace("GPU3\tNV18", "GPU9\tNV18"), "row 'GPU9' has no column"),
         ("\tGPU0\tGPU1\tCPU Affinity\nGPU0\tX\n", "row 'GPU0': found 1: expected 2 links"),
     ],
 )

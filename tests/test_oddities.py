@@ -117,20 +117,22 @@ def test_much_smaller_memory() -> None:
     nodes = {0: "0-3", 1: "4-7", 2: "8-11", 3: "12-15"}
     (message,) = said(make_host(nodes, [0], memory={2: 32, 3: 43}), "small_memory")
     assert message == (
-        "NUMA nodes have much less memory than their peers' 64.0 GiB: node 2 32.0 GiB."
+        "Some NUMA nodes have much less memory than the largest's 64.0 GiB: node 2 has 32.0 GiB."
     )
 
 
-def test_larger_memory_is_no_fault_of_the_others() -> None:
-    """One large node does not make the others small; nodes without CPUs are nobody's peers."""
+def test_one_large_node_makes_the_others_small() -> None:
+    """Also where most nodes are small; nodes without CPUs are nobody's peers, and a little less is no news."""
     nodes = {0: "0-3", 1: "4-7", 2: "8-11", 3: ""}
-    assert said(make_host(nodes, [0], memory={0: 512, 3: 8}), "small_memory") == []
+    (message,) = said(make_host(nodes, [0], memory={0: 512, 3: 8}), "small_memory")
+    assert message.endswith("512.0 GiB: node 1 has 64.0 GiB, node 2 has 64.0 GiB.")
+    assert said(make_host(nodes, [0], memory={0: 90, 3: 999}), "small_memory") == []
 
 
 def test_node_without_memory_is_small() -> None:
     """A node with CPUs and no memory has less than its peers."""
     (message,) = said(make_host(TWO, [0], memory={1: 0}), "small_memory")
-    assert message.endswith("node 1 0.0 GiB.")
+    assert message.endswith("node 1 has 0.0 GiB.")
 
 
 def test_smt_off_on_some_cores() -> None:
@@ -156,6 +158,13 @@ def test_hybrid_cores() -> None:
     assert message == "Cores have 1 or 2 CPUs: 2 of 4 have fewer than 2."
 
 
+def test_hybrid_cores_of_which_one_is_offline() -> None:
+    """Fewer offline CPUs than cores lack are not what makes those smaller."""
+    cores = (CpuSet([0, 1]), CpuSet([2, 3]), CpuSet([4]), CpuSet([5]), CpuSet([6]))
+    machine = make_host({0: "0-6"}, [0], core_cpus=cores, offline_cpus=CpuSet([6]))
+    assert said(machine, "mixed_smt") == ["Cores have 1 or 2 CPUs: 2 of 4 have fewer than 2."]
+
+
 def test_package_that_lies_across_nodes() -> None:
     """A package and a node that are each partly in the other are what a hypervisor made up."""
     machine = make_host(TWO, [0, 1], packages=("0-3,8-11", "4-7,12-15"))
@@ -172,7 +181,7 @@ def test_package_that_lies_across_nodes() -> None:
         (
             TWO,
             ("0-3", "4-7", "8-11", "12-15"),
-            ["NUMA node 0 holds 2 packages, and 1 other nodes several"],
+            ["NUMA nodes 0-1 hold several packages each"],
         ),
     ],
 )

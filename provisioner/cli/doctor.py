@@ -11,6 +11,8 @@ import click
 from provisioner.cli.console import bold, print_json, print_line, print_notes, printable
 from provisioner.cli.options import (
     HwlocFile,
+    OpenedRoot,
+    SnapshotFile,
     Where,
     add_npu_smi,
     machine_options,
@@ -75,10 +77,17 @@ def command(
     """
     from provisioner.doctor import diagnosis_to_json, examine
 
-    if [nvidia_smi, numactl, plan_file, options["config"]].count("-") > 1:
+    named = root.path if isinstance(root, (SnapshotFile, HwlocFile)) else None
+    texts = [named, nvidia_smi, numactl, plan_file, options["config"], options["npu_smi"]]
+    if texts.count("-") > 1:
         raise click.UsageError("standard input can be read once: '-' is given more than once")
-    machine, plan, judged_by = _find_plan(root, sample, within, plan_file, options)
-    settings = _read_settings(root, sample, machine)
+    is_live = root is None and sample is None
+    if not isinstance(root, HwlocFile):
+        root, sample = OpenedRoot(open_root(root, sample)), None
+    machine, plan, judged_by = _find_plan(
+        root, sample, within, plan_file, options, in_force=is_live
+    )
+    settings = _read_settings(root, machine)
     diagnosis = examine(machine, settings, plan, _compare(machine, nvidia_smi, numactl))
     if as_json:
         print_json(diagnosis_to_json(diagnosis))
@@ -88,16 +97,24 @@ def command(
 
 
 def _find_plan(
-    root: Where, sample: str | None, within: str, plan_file: str | None, options: dict[str, Any]
+    root: Where,
+    sample: str | None,
+    within: str,
+    plan_file: str | None,
+    options: dict[str, Any],
+    *,
+    in_force: bool,
 ) -> tuple[Machine, Plan | Sequence[Problem], str]:
     """The machine, the plan that it is judged by or why there is none, and which plan that is."""
     is_asked = any(value is not None and value != () for value in options.values())
-    if root is None and sample is None and plan_file is None and not is_asked:
+    if in_force and plan_file is None and not is_asked:
         found = _find_in_force()
         if found is not None:
             return *found, "the plan in force"
     if plan_file is not None:
-        return *read_or_make_plan(root, sample, within, plan_file, options), printable(plan_file)
+        return *read_or_make_plan(root, sample, within, plan_file, options), "the plan in " + (
+            "standard input" if plan_file == "-" else printable(plan_file)
+        )
     from provisioner.planner import make_plan
 
     request = make_request(options)
@@ -126,13 +143,11 @@ def _find_in_force() -> tuple[Machine, Plan] | None:
     return None
 
 
-def _read_settings(root: Where, sample: str | None, machine: Machine) -> HostSettings:
+def _read_settings(root: Where, machine: Machine) -> HostSettings:
     from provisioner.hostfs import read_settings
     from provisioner.settings import NOTHING_KNOWN
 
-    if isinstance(root, HwlocFile):
-        return NOTHING_KNOWN
-    return read_settings(open_root(root, sample), machine)
+    return read_settings(root.root, machine) if isinstance(root, OpenedRoot) else NOTHING_KNOWN
 
 
 def _compare(machine: Machine, nvidia_smi: str | None, numactl: str | None) -> list[Comparison]:
@@ -153,21 +168,28 @@ def _print(diagnosis: Diagnosis, judged_by: str) -> None:
     if diagnosis.ranks is None:
         print_line("There is no plan for it: placement says why")
     else:
-        print_line(f"Judged by {judged_by}: {diagnosis.ranks} ranks")
+        noun = "rank" if diagnosis.ranks == 1 else "ranks"
+        print_line(f"Judged by {judged_by}: {diagnosis.ranks} {noun}")
     states = {
         state: [check for check in diagnosis.checks if check.state == state]
         for state in ("found", "fine", "unknown")
     }
     for check in states["found"]:
-        print_notes(check.name.capitalize(), check.notes)
-    for state, title in (("fine", "Fine"), ("unknown", "Not known")):
-        if states[state]:
-            print_line()
-            print_line(bold(title))
-        for check in states[state]:
-            print_line(f"  {check.name}: {printable(check.why)}")
+        print_notes(_TITLES.get(check.name) or check.name.capitalize(), check.notes)
+    if states["fine"]:
+        print_line()
+        print_line(bold("Fine"))
+    for check in states["fine"]:
+        print_line(f"  {check.name}: {printable(check.why)}")
+    unknown = [(check.name, one) for check in diagnosis.checks for one in check.unknown]
+    if unknown:
+        print_line()
+        print_line(bold("Not known"))
+    for name, what in unknown:
+        print_line(f"  {name}: {printable(what)}")
     print_line()
     notes = sum(len(check.notes) for check in diagnosis.checks)
-    print_line(
-        f"{notes} found, {len(states['fine'])} checks fine, {len(states['unknown'])} not known"
-    )
+    print_line(f"{notes} found, {len(states['fine'])} checks fine, {len(unknown)} not known")
+
+
+_TITLES = {"nvidia-smi": "nvidia-smi", "numactl": "numactl"}

@@ -36,8 +36,14 @@ class HwlocFile(NamedTuple):
     path: str
 
 
+class OpenedRoot(NamedTuple):
+    """A root that is read already: standard input can't be read twice."""
+
+    root: Root
+
+
 # Where a machine is read from: a folder, another form of one, or None for this system.
-Where = str | SnapshotFile | HwlocFile | None
+Where = str | SnapshotFile | HwlocFile | OpenedRoot | None
 
 
 def machine_options(function: _F) -> _F:
@@ -226,6 +232,8 @@ def open_root(root: Where, sample: str | None) -> Root:
 
     Raises UsageError for --hwloc, which describes a machine and holds no files of one.
     """
+    if isinstance(root, OpenedRoot):
+        return root.root
     if isinstance(root, HwlocFile):
         raise click.UsageError("--hwloc holds no files of a machine: expected --root or --snapshot")
     if sample is not None:

@@ -106,5 +106,6 @@ def command(
 _SOURCES = {
     "ubcore": "the unified bus (/sys/class/ubcore)",
     "pci": "the PCI bus",
+    "hwloc": "hwloc's XML",
     "dev": "/dev alone",
 }

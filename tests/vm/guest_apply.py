@@ -106,7 +106,7 @@ def doctor_judges_by_the_plan_in_force() -> None:
     """Without another plan, doctor looks at how the host sits with the one in force; with options, at a new one."""
     done = run(*_USER, "provision", "doctor")
     assert "Judged by the plan in force: 9 ranks" in done.stdout, done.stdout
-    done = provision("doctor", "--config", "/run/provision.toml", "--reserve-cores", "2")
+    done = provision("doctor", "--config", "/run/provision.toml")
     assert "Judged by the plan that provision plan makes: 9 ranks" in done.stdout, done.stdout
 
 

@@ -79,7 +79,8 @@ def doctor_finds_the_same() -> None:
             one["why"] = one["why"].replace(f"{path}:/", "/")
     equal(replayed, live, "doctor")
     states = {one["name"]: one["state"] for one in live["checks"]}
-    equal({name for name, state in states.items() if state == "unknown"}, {"interrupts"})
+    unknown = {name for name, state in states.items() if state == "unknown"}
+    equal(unknown, {"locality", "packages", "interrupts"}, "what is not known")
     found = {note["code"] for one in live["checks"] for note in one["notes"]}
     missing = {"cuda_device_order", "isolated_cpus", "small_memory"} - found
     equal(missing, set(), f"what doctor did not find among {found}")
