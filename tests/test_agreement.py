@@ -51,10 +51,11 @@ COMPARED = [name for name in NAMES if name not in WITHOUT_VALUES]
 # Where the right values say something else, and why they are not right, or not about the same.
 NODE_REASONS = (
     Reason(
-        # Each CPU is on another node, where both agree.
         "a node without CPUs: hwloc shows those that it is near to",
         frozenset({"fakeheteromemtiers"}),
-        lambda fact: fact.kind == "node CPUs" and fact.ours == CpuSet(),
+        lambda fact: (
+            fact.kind == "node CPUs" and fact.ours == CpuSet() and fact.about in (4, 6, 8, 9)
+        ),
     ),
     Reason(
         "no file tells a node's memory, which hwloc writes as 0",
@@ -100,7 +101,9 @@ CPU_REASONS = (
     Reason(
         "two packages of a node have one physical_package_id, by which they are one to us",
         frozenset({"16ia64-8n2s"}),
-        lambda fact: fact.kind == "packages",
+        lambda fact: (
+            fact.kind == "packages" and isinstance(fact.theirs, CpuSet) and len(fact.theirs) == 1
+        ),
     ),
     Reason(
         "the third level's shared_cpu_map is all zeros, so nothing says who shares it; hwloc guesses",

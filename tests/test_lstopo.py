@@ -26,7 +26,7 @@ from provisioner.samples import list_samples, read_sample
 from provisioner.topology import Machine
 from tests.agreement import Fact, Reason, Record, hold
 from tests.machines import machine_names, read_machine, require_machines
-from tests.test_agreement import NAMES, REFUSED, by_first, grouped
+from tests.test_agreement import KINDS, NAMES, REFUSED, by_first, grouped
 from tests.trees import write_tree
 
 LSTOPO = shutil.which("lstopo-no-graphics")
@@ -52,12 +52,14 @@ class Node(NamedTuple):
 
     cpus: CpuSet
     memory_bytes: int
+    kind: str | None  # None: it does not say
 
 
 class Topology(NamedTuple):
     """What lstopo's XML says."""
 
     cpus: CpuSet
+    offline_cpus: CpuSet
     allowed_cpus: CpuSet
     allowed_nodes: NodeSet
     cores: list[CpuSet]
@@ -112,6 +114,7 @@ def parse_xml(text: str) -> Topology:
     assert machine is not None
     found = Topology(
         cpus_of(machine),
+        cpus_of(machine, "complete_cpuset") - cpus_of(machine),
         cpus_of(machine, "allowed_cpuset"),
         NodeSet.from_bits(parse_bits(machine.attrib["allowed_nodeset"])),
         [],
@@ -144,7 +147,7 @@ def walk(
     elif kind == "Die":
         found.dies.append(cpus)
     elif kind == "NUMANode":
-        found.nodes[number] = Node(cpus, int(one.get("local_memory", "0")))
+        found.nodes[number] = Node(cpus, int(one.get("local_memory", "0")), one.get("subtype"))
     elif kind == "PU" and cache is not None:
         found.last_caches[number] = cache
     elif re.fullmatch(r"L\dCache", kind) and cache is None:
@@ -188,6 +191,7 @@ def cpu_facts(ours: Machine, theirs: Topology) -> Iterator[Fact]:
     """Online CPUs, cores, packages, dies and last-level caches."""
     for cpu in ours.online_cpus | theirs.cpus:
         yield Fact("online CPUs", cpu, cpu in ours.online_cpus, cpu in theirs.cpus)
+    yield Fact("sets of offline CPUs", "all", ours.offline_cpus, theirs.offline_cpus)
     packages = grouped((cpu.id, cpu.package) for cpu in ours.cpus)
     numbers = {row.id: row.package for row in ours.cpus}
     dies = grouped(
@@ -220,6 +224,12 @@ def node_facts(ours: Machine, theirs: Topology) -> Iterator[Fact]:
         if left is not None and right is not None:
             yield Fact("node CPUs", number, left.cpus, right.cpus)
             yield Fact("node memory", number, left.memory_bytes, right.memory_bytes)
+            if right.kind is not None:
+                yield Fact("kinds of memory", number, left.kind, KINDS[right.kind])
+    for cpu in ours.cpus:
+        # It puts a node without CPUs beside one that has them, so that a CPU may be on several there.
+        near = {number for number, node in theirs.nodes.items() if cpu.id in node.cpus}
+        yield Fact("nodes of CPUs", cpu.id, cpu.node in near, True)
     rows = {
         (node.id, other): value
         for node in ours.nodes
@@ -304,7 +314,7 @@ def is_no_card(ids: str) -> Callable[[Fact], bool]:
 # Where lstopo says something else, and why it is not right, or not about the same.
 REASONS = (
     Reason(
-        # Each CPU is on another node, where both agree.
+        # Each CPU is on a node by us, which is one of lstopo's for it: that is a fact of its own.
         "a node without CPUs: lstopo shows those that it is near to",
         frozenset(
             {
@@ -317,6 +327,26 @@ REASONS = (
             }
         ),
         lambda fact: fact.kind == "node CPUs" and fact.ours == CpuSet(),
+    ),
+    Reason(
+        "offline CPUs without a folder, which the file offline names: lstopo reads folders",
+        frozenset(
+            {
+                "2i386-2t-hugepagesizecount",
+                "32amd64-4s2n4c-cgroup",
+                "32intel64-2p8co2t+8ve",
+                "8em64t-2s2ca2c",
+                "8em64t-2s4c-heterogeneous",
+                "lassen-p9-4v100",
+                "lassen-p9-4v100-gpumem-hwloc1",
+                "ppc64-POWER7",
+                "s390-kvm",
+                "s390-lpar-drawer",
+                "s390-zvm",
+                "x86_64-dell_e4310",
+            }
+        ),
+        lambda fact: fact.kind == "sets of offline CPUs" and fact.theirs == CpuSet(),
     ),
     Reason(
         "lstopo writes no matrix of one node",
@@ -396,7 +426,9 @@ REASONS = (
     Reason(
         "two packages of a node have one physical_package_id, by which they are one to us",
         frozenset({"16ia64-8n2s"}),
-        lambda fact: fact.kind == "packages",
+        lambda fact: (
+            fact.kind == "packages" and isinstance(fact.theirs, CpuSet) and len(fact.theirs) == 1
+        ),
     ),
     Reason(
         "the third level's shared_cpu_map is all zeros, so nothing says who shares it; lstopo guesses",
