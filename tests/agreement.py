@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-import pytest
-
 # The property of a test's report that carries a tally; `conftest.py` sums them up.
 PROPERTY = "agreement"
 Record = Callable[[str, object], None]  # pytest's record_property
@@ -65,11 +63,15 @@ class Sum(NamedTuple):
     explained: Counter[str]
 
 
-def summarise(reports: Iterable[pytest.TestReport]) -> list[str]:
-    """Lines for people: by reader the machines, the facts by kind, the differences by reason."""
+def summarise(properties: Iterable[Iterable[tuple[str, object]]]) -> list[str]:
+    """Lines for people: by reader the machines, the facts by kind, the differences by reason.
+
+    Args:
+        properties: the properties of each test's report.
+    """
     sums: dict[str, Sum] = {}
-    for report in reports:
-        for key, value in report.user_properties:
+    for recorded in properties:
+        for key, value in recorded:
             if key != PROPERTY:
                 continue
             assert isinstance(value, list)

@@ -24,13 +24,13 @@ def tree_path() -> Iterator[Path]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints how much was held against independent readers, of this process and of xdist's workers."""
-    reports = [
-        report
+    properties = [
+        report.user_properties
         for outcome in ("passed", "failed")
         for report in terminalreporter.getreports(outcome)
         if report.when == "call"
     ]
-    if lines := summarise(reports):
+    if lines := summarise(properties):
         terminalreporter.section("agreement with independent readers")
         for line in lines:
             terminalreporter.line(line)

@@ -21,7 +21,7 @@ from provisioner.pci import parse_pci_address
 from provisioner.planner import make_plan
 from provisioner.request import PlacementRequest
 from provisioner.topology import Accelerator, Machine
-from tests.agreement import Fact, Reason, Record, hold
+from tests.agreement import Fact, Reason, Record, hold, summarise
 from tests.machines import machine_names, read_expected, read_machine, require_machines
 
 READER = "expected.json"
@@ -49,14 +49,7 @@ NAMES = [name for name in machine_names() if name not in REFUSED] or ["none"]
 COMPARED = [name for name in NAMES if name not in WITHOUT_VALUES]
 
 # Where the right values say something else, and why they are not right, or not about the same.
-NODE_REASONS = (
-    Reason(
-        "a node without CPUs: hwloc shows those that it is near to",
-        frozenset({"fakeheteromemtiers"}),
-        lambda fact: (
-            fact.kind == "node CPUs" and fact.ours == CpuSet() and fact.about in (4, 6, 8, 9)
-        ),
-    ),
+MEMORY_REASONS = (
     Reason(
         "no file tells a node's memory, which hwloc writes as 0",
         frozenset(
@@ -84,6 +77,16 @@ NODE_REASONS = (
         lambda fact: fact.kind == "node memory" and (fact.ours, fact.theirs) == (33564585984, 0),
     ),
 )
+NODE_REASONS = (
+    Reason(
+        "a node without CPUs: hwloc shows those that it is near to",
+        frozenset({"fakeheteromemtiers"}),
+        lambda fact: (
+            fact.kind == "node CPUs" and fact.ours == CpuSet() and fact.about in (4, 6, 8, 9)
+        ),
+    ),
+    *MEMORY_REASONS,
+)
 CPU_REASONS = (
     Reason(
         "no file names SMT siblings: each CPU is a core to us, and hwloc has no cores",
@@ -108,7 +111,7 @@ CPU_REASONS = (
     Reason(
         "the third level's shared_cpu_map is all zeros, so nothing says who shares it; hwloc guesses",
         frozenset({"8ia64-2n2s2c", "8ia64-2s2c2t"}),
-        lambda fact: fact.kind == "third-level caches" and fact.ours is None,
+        lambda fact: fact.kind == "last-level caches" and fact.ours is None,
     ),
 )
 
@@ -187,7 +190,7 @@ def cpu_facts(machine: Machine, expected: dict[str, Any]) -> Iterator[Fact]:
     # It lists third-level caches alone; ours is the last one, whatever its level.
     if is_capture and full["l3"]:
         caches = grouped((cpu.id, cpu.llc) for cpu in machine.cpus)
-        sets.append(("third-level caches", caches, full["l3"]))
+        sets.append(("last-level caches", caches, full["l3"]))
     for kind, found, lists in sets:
         ours_of, theirs_of = by_first(found), by_first(map(CpuSet.parse_list, lists))
         for first in ours_of.keys() | theirs_of.keys():
@@ -362,3 +365,30 @@ def test_folder_and_memory_agree(name: str, tmp_path: Any) -> None:
     in_memory = discover(read_machine(name))
     for field in ("cpus", "nodes", "accelerators", "nics", "pci", "offline_cpus"):
         assert getattr(on_disk, field) == getattr(in_memory, field)
+
+
+def test_what_fails_and_what_is_said() -> None:
+    """A difference without a reason fails, and so does a reason without a difference; the rest is counted."""
+    reason = Reason("the other guesses", frozenset({"m"}), lambda fact: fact.about == 1)
+    same, differs = Fact("cores", 0, "a", "a"), Fact("cores", 1, "a", "b")
+    said: list[tuple[str, object]] = []
+
+    def record(key: str, value: object) -> None:
+        said.append((key, value))
+
+    with pytest.raises(AssertionError, match="m: 1 facts differ from x's"):
+        hold(record, "x", "m", [same, differs])
+    with pytest.raises(AssertionError, match="no difference has these reasons any more"):
+        hold(record, "x", "m", [same], [reason])
+    with pytest.raises(AssertionError, match="m: 1 facts differ"):
+        hold(record, "x", "m", [same, differs, Fact("cores", 2, "a", "b")], [reason])
+    with pytest.raises(AssertionError, match="no fact was compared"):
+        hold(record, "x", "m", [])
+    said.clear()
+    hold(record, "x", "m", [same, differs], [reason])
+    hold(record, "x", "other", [same], [reason])
+    assert summarise([said]) == [
+        "x: 2 machines, 3 facts compared, 1 differences explained",
+        "       3 cores",
+        "       1 differ: the other guesses",
+    ]

@@ -26,7 +26,15 @@ from provisioner.samples import list_samples, read_sample
 from provisioner.topology import Machine
 from tests.agreement import Fact, Reason, Record, hold
 from tests.machines import machine_names, read_machine, require_machines
-from tests.test_agreement import KINDS, NAMES, REFUSED, by_first, grouped
+from tests.test_agreement import (
+    CPU_REASONS,
+    KINDS,
+    MEMORY_REASONS,
+    NAMES,
+    REFUSED,
+    by_first,
+    grouped,
+)
 from tests.trees import write_tree
 
 LSTOPO = shutil.which("lstopo-no-graphics")
@@ -296,11 +304,6 @@ def all_facts(tree: MemoryRoot, folder: Path) -> Iterator[Fact]:
     yield Fact("allowed sets", "nodes", ours.allowed_nodes, theirs.allowed_nodes)
 
 
-def is_zero(kind: str) -> Callable[[Fact], bool]:
-    """Whether a fact of a kind is unknown to us, and 0 by lstopo."""
-    return lambda fact: fact.kind == kind and fact.ours is None and fact.theirs == 0
-
-
 def is_no_card(ids: str) -> Callable[[Fact], bool]:
     """Whether a fact is that a function of some class and ids is no card."""
     pattern = re.compile(f".* ({ids})")
@@ -313,6 +316,8 @@ def is_no_card(ids: str) -> Callable[[Fact], bool]:
 
 # Where lstopo says something else, and why it is not right, or not about the same.
 REASONS = (
+    *CPU_REASONS,
+    *MEMORY_REASONS,
     Reason(
         # Each CPU is on a node by us, which is one of lstopo's for it: that is a fact of its own.
         "a node without CPUs: lstopo shows those that it is near to",
@@ -372,32 +377,6 @@ REASONS = (
         lambda fact: fact.kind == "distances" and fact.about == (0, 0) and fact.theirs is None,
     ),
     Reason(
-        "no file tells a node's memory, which lstopo writes as 0",
-        frozenset(
-            {
-                "2ps3-2t",
-                "armv7",
-                "loongarch-loongson_3a5000_hv",
-                "ppc-qemu",
-                "ppc64-POWER7",
-                "rv64-linux",
-                "rv64-visionfive2",
-                "s390-kvm",
-                "s390-lpar-drawer",
-                "s390-zvm",
-                "x86_64-64cpu-linux6.2",
-                "x86_64-dell_e4310",
-                "x86_64-epyc_7451",
-            }
-        ),
-        is_zero("node memory"),
-    ),
-    Reason(
-        "nodeN/meminfo is missing; the memory of a machine of one node is that of /proc/meminfo",
-        frozenset({"linux-amd64-61797caf7c0b6bca1725ad7975ed4773"}),
-        lambda fact: fact.kind == "node memory" and (fact.ours, fact.theirs) == (33564585984, 0),
-    ),
-    Reason(
         "the source does not say an id, which lstopo writes as 0",
         frozenset(
             {
@@ -413,32 +392,7 @@ REASONS = (
                 "rccl-8gpu-skylake-all-on-node0",
             }
         ),
-        is_zero("PCI ids"),
-    ),
-    Reason(
-        "physical_package_id is -1, which is unknown; lstopo takes it for a number",
-        frozenset({"ppc-qemu", "ppc64-POWER7", "rv64-linux", "s390-kvm", "s390-zvm"}),
-        lambda fact: (
-            (fact.kind == "packages" and fact.ours is None)
-            or (fact.kind == "package numbers" and (fact.ours, fact.theirs) == (None, -1))
-        ),
-    ),
-    Reason(
-        "two packages of a node have one physical_package_id, by which they are one to us",
-        frozenset({"16ia64-8n2s"}),
-        lambda fact: (
-            fact.kind == "packages" and isinstance(fact.theirs, CpuSet) and len(fact.theirs) == 1
-        ),
-    ),
-    Reason(
-        "the third level's shared_cpu_map is all zeros, so nothing says who shares it; lstopo guesses",
-        frozenset({"8ia64-2n2s2c", "8ia64-2s2c2t"}),
-        lambda fact: fact.kind == "last-level caches" and fact.ours is None,
-    ),
-    Reason(
-        "no file names SMT siblings: each CPU is a core to us, and lstopo has no cores",
-        frozenset({"4fake-4gr1nu1pu"}),
-        lambda fact: fact.kind == "cores" and fact.theirs is None,
+        lambda fact: fact.kind == "PCI ids" and fact.ours is None and fact.theirs == 0,
     ),
     Reason(
         "the PCI bus does not list a bridge, which the path of the function below it names",
