@@ -338,6 +338,13 @@ def list_class_devices(root: Root, kind: str) -> list[tuple[str, PciAddress]]:
     return found
 
 
+def list_function_devices(root: Root, address: PciAddress, kind: str) -> list[str]:
+    """The sorted names of the devices of class KIND in a PCI function's own folder."""
+    folder = f"{_PCI}/{address}/{kind}"
+    # Each is followed, since what is only listed is in no snapshot.
+    return [name for name in root.list(folder) if root.resolve(f"{folder}/{name}") is not None]
+
+
 def list_rdma_ports(root: Root, name: str) -> tuple[int, ...]:
     """The port numbers of an RDMA device, ascending; empty if it does not say them."""
     ports = root.list(f"sys/class/infiniband/{name}/ports")

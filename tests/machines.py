@@ -47,8 +47,9 @@ def read_machine(name: str) -> MemoryRoot:
             elif member.isfile():
                 file = archive.extractfile(member)
                 assert file is not None
-                # A few captures hold binary files (PCI config space, ACPI tables) that nobody reads.
-                files[path] = file.read().decode("utf-8", "replace")
+                # A few captures hold binary files (PCI config space, ACPI tables): `write_tree` gives
+                # their bytes back.
+                files[path] = file.read().decode("utf-8", "surrogateescape")
     return MemoryRoot(name, files, links)
 
 

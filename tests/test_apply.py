@@ -18,6 +18,7 @@ from provisioner.observe import observe
 from provisioner.plan import Plan
 from provisioner.preflight import Permissions
 from provisioner.render import is_ours
+from provisioner.root import MemoryRoot
 from provisioner.undo import undo
 from provisioner.verify import Report, verify
 from tests.rendering import FINGERPRINT, make_plan, make_rank, make_service
@@ -120,6 +121,7 @@ def test_another_plan_replaces_the_first_and_keeps_workers(host: SimulatedHost) 
 
 
 def test_where_a_reload_does_not_reach_cgroups_they_are_set_once_more(tmp_path: Path) -> None:
+    """systemd#40438: what a reload makes of running cgroups is not believed, but set and looked at."""
     host = SimulatedHost(tmp_path, follows=False)
     apply(host)
     host.calls.clear()
@@ -189,6 +191,7 @@ def test_undo_gives_back_what_the_operator_had_confined(host: SimulatedHost) -> 
 
 
 def test_undo_releases_workers_and_stops_none(host: SimulatedHost) -> None:
+    """systemd#43846: a cgroup that keeps its set while workers are in it is written the machine's whole one."""
     apply(host)
     host.spawn("/provision.slice/provision-rank0.slice", 100)
     applied = applied_on(host)
@@ -400,6 +403,18 @@ def test_each_difference_is_found(
     follow = {"kernel_cpus", "effective_cpus", "kernel_nodes", "effective_nodes", "overlap"}
     assert expected <= found, found
     assert found - expected <= follow if change in {_drop_in, _removed} else found == expected
+
+
+def test_slice_without_the_controller_is_found(tmp_path: Path) -> None:
+    """systemd#38310, flux-core#7544: a slice that cpuset is not enabled for is named, though it is active."""
+    host = SimulatedHost(tmp_path)
+    apply(host)
+    files = host.files()
+    cpuset = [path for path in files if path.startswith(f"sys/fs/cgroup{_RANK0}/cpuset.")]
+    assert len(cpuset) == 5
+    root = MemoryRoot("no cpuset", {path: files[path] for path in files.keys() - set(cpuset)})
+    seen = observe(OLD, host, root, fingerprint=FINGERPRINT, applied=applied_on(host))
+    assert codes(verify(OLD, seen)) == {"no_controller"}
 
 
 def test_apply_mends_what_verify_finds(tmp_path: Path) -> None:

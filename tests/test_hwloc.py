@@ -123,15 +123,15 @@ def check_agreement(name: str, tree: MemoryRoot, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_recorded_machine(name: str, tmp_path: Path) -> None:
+def test_recorded_machine(name: str, tree_path: Path) -> None:
     """The plan from the XML of a recorded machine, in either version, is that from its tree."""
-    check_agreement(name, read_machine(name), tmp_path / "tree")
+    check_agreement(name, read_machine(name), tree_path)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_sample(name: str, tmp_path: Path) -> None:
+def test_sample(name: str, tree_path: Path) -> None:
     """The same of each sample."""
-    check_agreement(name, build_tree(read_sample(name), with_masks=True), tmp_path / "tree")
+    check_agreement(name, build_tree(read_sample(name), with_masks=True), tree_path)
 
 
 # Made by hand ------------------------------------------------------------------------------------

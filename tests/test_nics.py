@@ -17,9 +17,10 @@ from provisioner.plan import Plan
 from provisioner.planfile import format_plan, parse_plan
 from provisioner.render import rank_environment
 from provisioner.request import ServiceRequest
+from provisioner.root import MemoryRoot
 from provisioner.samples import read_sample
 from provisioner.topology import Machine
-from tests.hosts import make_card, make_host, note_codes, plan_for, ranks_of
+from tests.hosts import make_card, make_host, make_tree, note_codes, plan_for, ranks_of
 
 NODES = {0: "0-15", 1: "16-31"}
 
@@ -277,3 +278,28 @@ def test_operators_word_wins() -> None:
     worker = WorkerRequest(("/bin/engine",), environment={"NCCL_IB_HCA": "mlx5_7"})
     plan = plan_for(on_switch(1, [["mlx5_0"]]), nic_environment=True, worker=worker)
     assert told(plan)["NCCL_IB_HCA"] == "mlx5_7"
+
+
+# What captures lack -------------------------------------------------------------------------------
+
+
+def test_interface_whose_link_is_missing() -> None:
+    """Where /sys/class/net/NAME/device was not copied, the function's own folder still names the interface."""
+    ethernet = nic("0000:02:00.0", net=("enp2s0",))
+    tree = make_tree(NODES, card_facts=(card("0000:50:00.0"),), nics=(ethernet,))
+    lacking = "sys/devices/pci0000:02/0000:02:00.0/net/enp2s0"
+    links = {path: to for path, to in tree.links.items() if path != f"{lacking}/device"}
+    assert len(links) == len(tree.links) - 1
+    files = {**tree.files, f"{lacking}/operstate": "up\n"}
+    machine = discover(MemoryRoot("lacking", files, links))
+    assert [one.net_names for one in machine.nics] == [("enp2s0",)]
+
+
+def test_device_that_is_a_bridge_too() -> None:
+    """A network device with a card below it keeps its own ids and local CPUs."""
+    above = parse_pci_address("0000:02:00.0")
+    both = nic("0000:02:00.0", "mlx5_0")
+    machine = host([card("0000:02:00.0/50:00.0")], [both])
+    function = machine.pci[above]
+    assert (function.vendor, function.device) == (both.vendor, both.device)
+    assert function.local_cpus == machine.node(0).cpus

@@ -1,24 +1,16 @@
-"""The machines that ship with provision: what they are known for, and what hwloc makes of them."""
+"""The machines that ship with provision, and what they are known for."""
 
 from __future__ import annotations
-
-import os
-import shutil
-import subprocess
-import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 
 from provisioner.discovery import discover
 from provisioner.errors import InputError
 from provisioner.facts import build_tree, check_facts
-from provisioner.idset import CpuSet
 from provisioner.planner import make_plan
 from provisioner.request import PlacementRequest
 from provisioner.samples import list_samples, read_sample
 from provisioner.topology import Machine
-from tests.trees import write_tree
 
 NAMES = [sample.name for sample in list_samples()]
 
@@ -186,55 +178,3 @@ def test_sample_can_be_planned(name: str) -> None:
         str(node) for node in card_nodes(machine)
     ]
     assert all(rank.cpus and rank.memory_nodes for rank in service.ranks)
-
-
-@pytest.mark.skipif(not shutil.which("lstopo-no-graphics"), reason="hwloc is not installed")
-@pytest.mark.parametrize("name", NAMES)
-def test_hwloc_agrees(name: str, tmp_path: Path) -> None:
-    """Hwloc finds the same cores, packages, last-level caches and nodes in a sample's tree."""
-    write_tree(build_tree(read_sample(name), with_masks=True), tmp_path)
-    environment = {
-        **os.environ,
-        "HWLOC_FSROOT": str(tmp_path),
-        "HWLOC_THISSYSTEM": "0",
-        # It leaves these nodes out otherwise, as no place for the CPUs' memory.
-        "HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES": "1",
-    }
-    done = subprocess.run(
-        ["lstopo-no-graphics", "--of", "xml"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr == ""
-    objects = list(ET.fromstring(done.stdout).iter("object"))
-
-    def cpu_sets(kind: str) -> set[CpuSet]:
-        return {parse_hwloc(one.attrib["cpuset"]) for one in objects if one.get("type") == kind}
-
-    machine = machine_of(name)
-    assert cpu_sets("Core") == {core.cpus for core in machine.cores}
-    for kind, group_of in (
-        ("Package", {cpu.id: cpu.package for cpu in machine.cpus}),
-        ("L3Cache", {cpu.id: cpu.llc for cpu in machine.cpus}),
-    ):
-        groups = {
-            CpuSet(cpu for cpu, group in group_of.items() if group == one)
-            for one in set(group_of.values())
-        }
-        assert cpu_sets(kind) == groups
-    # A node without CPUs takes those of its place there, and one without memory too is left out.
-    nodes = {int(one.attrib["os_index"]): one for one in objects if one.get("type") == "NUMANode"}
-    used = {node.id: node for node in machine.nodes if node.cpus or node.has_memory}
-    assert nodes.keys() == used.keys()
-    for number, node in used.items():
-        assert int(nodes[number].attrib["local_memory"]) == node.memory_bytes
-        if node.cpus:
-            assert parse_hwloc(nodes[number].attrib["cpuset"]) == node.cpus
-
-
-def parse_hwloc(text: str) -> CpuSet:
-    """A set as hwloc writes it: 32-bit groups with 0x, an empty one for 0."""
-    groups = [int(group or "0", 16) for group in text.split(",")]
-    return CpuSet.parse_mask(",".join(f"{group:08x}" for group in groups))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -37,14 +38,13 @@ CARD_IDS = {
 
 def write_tree(root: MemoryRoot, directory: Path) -> None:
     """Writes the files and links of a tree held in memory into a folder, which is made."""
+    for folder in {os.path.dirname(path) for path in (*root.files, *root.links)}:
+        os.makedirs(directory / folder, exist_ok=True)
     for path, text in root.files.items():
-        file = directory / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        with open(os.path.join(directory, path), "wb") as file:
+            file.write(text.encode("utf-8", "surrogateescape"))
     for path, target in root.links.items():
-        link = directory / path
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(target)
+        os.symlink(target, os.path.join(directory, path))
 
 
 def add_files(

@@ -34,6 +34,9 @@ class PciBus:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._taken: dict[PciAddress, PciFunction] = {}
+        self._bridges: set[PciAddress] = (
+            set()
+        )  # taken as such: without what only devices are asked for
         self._vendors: dict[PciAddress, int | None] = {}
         self._by_vendor: dict[int | None, list[PciAddress]] | None = None
         # A function without a class file can't be told from any other; it is no card and no NIC.
@@ -84,12 +87,13 @@ class PciBus:
     def take(self, address: PciAddress) -> PciFunction:
         """The function, kept for the machine together with every bridge above it."""
         known = self._taken.get(address)
-        if known is not None:
+        if known is not None and address not in self._bridges:
             return known
         host_bridge, bridges = read_pci_path(self._root, address)
         parent: PciAddress | None = None
         for bridge in bridges:
             if bridge not in self._taken:
+                self._bridges.add(bridge)
                 self._taken[bridge] = PciFunction(
                     bridge, parent, host_bridge, read_pci_numa_node(self._root, bridge), None
                 )
@@ -104,6 +108,7 @@ class PciBus:
             read_pci_device(self._root, address),
         )
         self._taken[address] = function
+        self._bridges.discard(address)
         return function
 
     def functions(self) -> dict[PciAddress, PciFunction]:
