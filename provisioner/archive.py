@@ -128,6 +128,13 @@ class _Entry(NamedTuple):
 
 def _decompress(data: bytes, name: str) -> bytes:
     """The tar file. Raises ReadError; never more than the limit is held."""
+    if not data:
+        raise ReadError(f"{name}: is empty", _HINT)
+    if not data.startswith(b"\x1f\x8b"):
+        raise ReadError(
+            f"{name}: is no snapshot: it is not compressed by gzip",
+            f"{_HINT}; what was unpacked of one is read with --root",
+        )
     unpacker = zlib.decompressobj(31)
     parts: list[bytes] = []
     size = 0
@@ -198,7 +205,10 @@ def _read_header(header: bytes, place: str) -> tuple[int, bytes]:
     """(size of the data, kind) of an entry."""
     # Its checksum is not looked at: gzip has a better one, over everything.
     if header[257:265] != b"ustar\00000":
-        raise ReadError(f"{place}: is of another kind of tar: expected ustar", _HINT)
+        raise ReadError(
+            f"{place}: is none of tar's as provision snapshot writes them",
+            f"{_HINT}; what another tar packed is read when unpacked, with --root",
+        )
     kind = header[156:157]
     if kind not in (_FILE, _LINK, _FOLDER, _NAMES):
         raise ReadError(

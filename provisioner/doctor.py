@@ -149,7 +149,7 @@ def _collect(machine: Machine, plan: Plan | None) -> Iterator[Note]:
     yield from (note for note in plan.notes if note.code not in own)
     alike: dict[str, list[tuple[str, Note]]] = {}
     for label, rank in named_ranks(plan):
-        for note in (*rank.notes, *_note_alignment(rank)):
+        for note in (*rank.notes, *_note_alignment(machine, rank)):
             if note.code not in _AS_ASKED:
                 alike.setdefault(note.code, []).append((label, note))
     for code, listed in alike.items():
@@ -159,12 +159,17 @@ def _collect(machine: Machine, plan: Plan | None) -> Iterator[Note]:
         yield Note(code, f"{label[0].upper()}{label[1:]}{more}: {first.message}", first.hint)
 
 
-def _note_alignment(rank: Rank) -> Iterator[Note]:
-    """What is not ideal about a rank and no note of the plan says."""
-    if rank.alignment.llc is False:
+def _note_alignment(machine: Machine, rank: Rank) -> Iterator[Note]:
+    """What could be better about a rank and no note of the plan says."""
+    cores = machine.cores_of(rank.main_cpus)
+    caches = {core.llc for core in cores} - {None}
+    sizes = Counter(core.llc for core in machine.cores)
+    room = min((sizes[llc] for llc in caches), default=0)
+    # As few as hold so many cores are no fault.
+    if caches and len(caches) > -(-len(cores) // room):
         yield Note(
             "several_llcs",
-            f"its CPUs {rank.main_cpus} have several last-level caches.",
+            f"its CPUs {rank.main_cpus} are spread over {len(caches)} last-level caches of {room} cores.",
             'Policy "llc" makes shares of whole last-level caches, where they go round',
         )
     if not rank.alignment.contiguous:

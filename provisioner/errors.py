@@ -17,6 +17,7 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_MISMATCH = 3
+EXIT_NOT_STARTED = 125  # of run, as env(1) says it: its command was not started
 EXIT_INTERRUPTED = 130
 
 

@@ -81,10 +81,8 @@ def digest(entry: Entry) -> str:
     return hashlib.sha256(entry.data).hexdigest() if entry.kind == stat.S_IFREG else ""
 
 
-def put(entries: Mapping[str, Entry], *, always: bool = False) -> tuple[str, ...]:
+def put(entries: Mapping[str, Entry]) -> tuple[str, ...]:
     """Makes each path hold its entry; NOTHING removes what is there.
-
-    Always: also what is as it should be is written, so that its time says when.
 
     Removals come last, so that what other files name is there as long as they are.
 
@@ -94,7 +92,7 @@ def put(entries: Mapping[str, Entry], *, always: bool = False) -> tuple[str, ...
     made: list[str] = []
     ordered = sorted(entries.items(), key=lambda item: item[1].kind == 0)
     for path, entry in ordered:
-        if same(look(path), entry) and not (always and entry.kind):
+        if same(look(path), entry):
             continue
         place = Path(path)
         try:

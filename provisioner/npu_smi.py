@@ -101,14 +101,14 @@ def apply_npu_smi(machine: Machine, text: str, place: str) -> tuple[Machine, Map
     1. A Bus-Id gives its card the NPU's number.
     2. Without Bus-Ids, numbers whose CPUs lie on one node go to the cards on that node, in PCI
        order. Which of several on one node has which number makes no difference to placement.
-    3. What contradicts the machine becomes an oddity of it, and changes nothing.
+    3. CPUs of an NPU that contradict the machine become an oddity of it, and change nothing.
 
     Args:
         machine: what discovery found.
         text: what npu-smi printed.
         place: the text's name, for messages.
 
-    Raises InputError if the text is not npu-smi's, or the machine has no NPU.
+    Raises InputError if the text is not npu-smi's, or is about other NPUs than the machine has.
     """
     try:
         tables = parse_npu_smi(text)
@@ -121,7 +121,7 @@ def apply_npu_smi(machine: Machine, text: str, place: str) -> tuple[Machine, Map
             "Leave the option out, or give the machine's recording with --root",
         )
     oddities: list[str] = []
-    numbers = _find_numbers(machine, cards, tables, place, oddities)
+    numbers = _find_numbers(machine, cards, tables, place)
     numbered = {
         card.name: replace(card, numbers=(numbers[card.name],)) if card.name in numbers else card
         for card in cards
@@ -142,7 +142,6 @@ def _find_numbers(
     cards: list[Accelerator],
     tables: NpuTables,
     place: str,
-    oddities: list[str],
 ) -> dict[str, int]:
     """Card name -> NPU number, for all cards that have a PCI address or for none."""
     on_bus = {card.address: card.name for card in cards if card.address is not None}
@@ -151,11 +150,11 @@ def _find_numbers(
     if tables.addresses:
         if set(tables.addresses.values()) != set(on_bus):
             theirs = ", ".join(str(one) for one in sorted(tables.addresses.values()))
-            oddities.append(
-                f"{place} names NPUs at {theirs}, and the PCI bus has them at "
-                f"{', '.join(on_bus.values())}: its numbers are not used."
+            raise InputError(
+                f"{place}: is another machine's, or cut: it names NPUs at {theirs}, and the PCI bus has them at "
+                f"{', '.join(on_bus.values())}",
+                "Give the whole of what npu-smi info prints on this machine",
             )
-            return {}
         return {on_bus[address]: number for number, address in tables.addresses.items()}
     theirs_by_node: dict[NodeSet, list[int]] = {}
     for number, cpus in sorted(tables.cpus.items()):
@@ -167,11 +166,11 @@ def _find_numbers(
         ours_by_node.setdefault(nodes, []).append(card.name)
     counts = {nodes: len(found) for nodes, found in theirs_by_node.items()}
     if counts != {nodes: len(found) for nodes, found in ours_by_node.items()}:
-        oddities.append(
-            f"{place} puts {_count(counts)}, and the machine has "
-            f"{_count({nodes: len(found) for nodes, found in ours_by_node.items()})}: its numbers are not used."
+        raise InputError(
+            f"{place}: is another machine's, or cut: it puts {_count(counts)}, and the machine has "
+            f"{_count({nodes: len(found) for nodes, found in ours_by_node.items()})}",
+            "Give the whole of what npu-smi info -t topo prints on this machine, or of npu-smi info",
         )
-        return {}
     return {
         name: number
         for nodes, names in ours_by_node.items()

@@ -229,18 +229,16 @@ def rank_notes(
         )
     bare = NodeSet(node for node in cpu_nodes | lent if node not in memory_nodes)
     if service.memory != "off" and bare and memory_nodes:
-        why = (
-            "has no memory"
-            if not machine.node(bare.first).has_memory
-            else "may not be used for memory"
-        )
+        if not machine.node(bare.first).has_memory:
+            why, hint = "has no memory", "Check the memory modules of the host"
+        elif bare <= machine.allowed_nodes:
+            kinds = ", ".join(service.memory_kinds)
+            why, hint = f"has no memory of the kind asked for ({kinds})", ""
+        else:
+            why, hint = "may not be used for memory", "Widen the cpuset's memory nodes"
         notes.append(
             Note(
-                "remote_memory",
-                f"Node {bare} {why}; memory comes from node {memory_nodes}.",
-                "Check the memory population of the host"
-                if "no memory" in why
-                else "Widen the cpuset's memory nodes",
+                "remote_memory", f"Node {bare} {why}; memory comes from node {memory_nodes}.", hint
             )
         )
     if request.policy == "node" and len(machine.accelerators) > 1:

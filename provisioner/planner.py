@@ -157,7 +157,7 @@ def _choose_cards(
                 "no_card",
                 "no accelerator was found: neither a vendor's driver, nor the PCI bus, nor /dev names one",
                 "Check with lspci that the card is there (known are those of NVIDIA, AMD, Hygon, Intel, Habana "
-                "and Ascend), or try --sample two-socket-8gpu, or --root with another host's recording",
+                "and Ascend); provision plan --sample two-socket-8gpu shows a host that has some",
             )
         )
         return []
@@ -225,7 +225,9 @@ def _find_card(
         name = parse_card(text)
     except ParseError:
         return None  # check_request has said so
-    found = [card for card in cards if name in (card.name, str(card.index))]
+    found = [
+        card for card in cards if name in (card.name, str(card.index), f"{card.vendor}{card.index}")
+    ]
     if len(found) == 1:
         return found[0]
     where = f"service '{service.name}': devices= names '{text}', which is"
@@ -240,7 +242,7 @@ def _find_card(
         problems.append(
             Problem(
                 "no_such_card",
-                f"{where} no card {whose}: the cards are 0 to {last}, "
+                f"{where} no card {whose}: {'the only card is 0' if not last else f'the cards are 0 to {last}'}, "
                 f"{', '.join(sorted(card.name for card in cards))}",
                 "Take the address or the number from provision topology",
             )

@@ -106,9 +106,9 @@ _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
 def parse_card(text: str) -> str:
-    """A card as devices= names it: a PCI address in the kernel's form, or a number without zeros in front.
+    """A card as devices= names it: a PCI address in the kernel's form, a number, or vendor and number.
 
-    Raises ParseError if the text is neither.
+    Raises ParseError if the text is none of these.
     """
     stripped = text.strip()
     address = find_pci_address(stripped)
@@ -116,8 +116,11 @@ def parse_card(text: str) -> str:
         return str(address)
     if stripped.isascii() and stripped.isdigit() and len(stripped) <= 6:
         return str(int(stripped))
+    if re.fullmatch(_CARD_NAME, stripped.lower(), re.ASCII):
+        return stripped.lower()
     raise ParseError(
-        f"'{shorten(text)}' is no card: expected a PCI address such as '0000:1b:00.0', or a card number"
+        f"'{shorten(text)}' is no card: expected a PCI address such as '0000:1b:00.0', a card number, or "
+        "vendor and number such as 'nvidia0'"
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from provisioner.bus import Bus, UnitState
 from provisioner.cpusets import find_unified, read_cpuset
-from provisioner.errors import BusError, InputError, ProvisionError
+from provisioner.errors import EXIT_NOT_STARTED, BusError, InputError, ProvisionError
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.layout import slice_cgroup
 from provisioner.plan import Plan, Rank, Service
@@ -32,8 +32,7 @@ from provisioner.render import (
 )
 from provisioner.root import Root
 
-# As env(1) and the shell say it; 125 is the tool's own failure before the command.
-EXIT_REFUSED = 125
+# As env(1) and the shell say it.
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 
@@ -47,7 +46,7 @@ class PlaceError(ProvisionError):
     """A command would not run where the plan puts it; it was not started."""
 
     code = "wrong_place"
-    exit_status = EXIT_REFUSED
+    exit_status = EXIT_NOT_STARTED
 
 
 class CommandError(InputError):

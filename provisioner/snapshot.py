@@ -20,7 +20,7 @@ from provisioner.hostfs import read_settings
 from provisioner.recording import RecordingRoot
 from provisioner.root import MemoryRoot, Root
 from provisioner.scrub import find_host_name, holds_identifier, scrub
-from provisioner.wholefile import write_whole
+from provisioner.wholefile import write_output
 
 
 class Snapshot(NamedTuple):
@@ -105,7 +105,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> MemoryRoot:
 def save_snapshot(data: bytes, path: str | os.PathLike[str]) -> None:
     """Writes a snapshot's file whole or not at all. Raises WriteError; then what was there still is."""
     try:
-        write_whole(os.path.abspath(path), data, 0o644)
+        write_output(os.fspath(path), data)
     except OSError as error:
         raise WriteError(f"{os.fspath(path)}: can't be written: {error.strerror}") from error
 
@@ -113,7 +113,9 @@ def save_snapshot(data: bytes, path: str | os.PathLike[str]) -> None:
 def list_snapshots(paths: Sequence[str]) -> list[str]:
     """The files that the paths name: each file itself, and of a folder all files in it, sorted.
 
-    Raises ReadError for a folder that can't be read.
+    Raises:
+        ReadError: a folder can't be read.
+        InputError: there is no file in a folder.
     """
     found: list[str] = []
     for path in paths:
@@ -122,7 +124,13 @@ def list_snapshots(paths: Sequence[str]) -> list[str]:
             continue
         try:
             with os.scandir(path) as entries:
-                found += sorted(entry.path for entry in entries if entry.is_file())
+                files = sorted(entry.path for entry in entries if entry.is_file())
         except OSError as error:
             raise ReadError(f"{path}: can't be read: {error.strerror}") from error
+        if not files or os.path.isdir(os.path.join(path, "sys")):
+            raise InputError(
+                f"{path}: is no folder of snapshots: there {'is a machine' if files else 'are no files'} in it",
+                "Give the folder that the snapshots lie in; an unpacked one is read with --root",
+            )
+        found += files
     return found

@@ -332,7 +332,9 @@ def list_class_devices(root: Root, kind: str) -> list[tuple[str, PciAddress]]:
     found: list[tuple[str, PciAddress]] = []
     for name in root.list(f"sys/class/{kind}"):
         real = root.resolve(f"sys/class/{kind}/{name}/device")
-        address = find_pci_address((real or "").rpartition("/")[2])
+        # A virtio device hangs below the function that brings it.
+        parts = re.sub(r"/virtio[0-9]+$", "", real or "")
+        address = find_pci_address(parts.rpartition("/")[2])
         if address is not None:
             found.append((name, address))
     return found

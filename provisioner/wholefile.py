@@ -24,3 +24,18 @@ def write_whole(place: str, data: bytes, mode: int) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def write_output(place: str, data: bytes) -> None:
+    """Writes what a user asked for to a path of his, whole or not at all.
+
+    What a link leads to is written, and a device or a fifo is written into, as a shell does.
+
+    Raises OSError.
+    """
+    place = os.path.realpath(place)
+    if os.path.exists(place) and not os.path.isfile(place):
+        with open(place, "wb") as stream:
+            stream.write(data)
+    else:
+        write_whole(place, data, 0o644)

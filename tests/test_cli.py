@@ -204,10 +204,16 @@ def test_render_writes_checks_and_prints(capsys: Capture, tmp_path: Path) -> Non
         (["render", "--sample", "uneven-5-3", "--stdout", "--force"], "--force goes with --output"),
         (["apply", "--runtime", "--transient"], "exclude each other"),
         (["apply", "--transient", "--boot-check"], "--transient writes no units"),
-        (["apply", "--sample", "uneven-5-3"], "No such option"),
+        (
+            ["apply", "--sample", "uneven-5-3"],
+            "--sample names a recording: provision apply is about the running system alone",
+        ),
+        (["apply", "--nonsense"], "No such option"),
+        (["plan", "--snapshot", "a", "--snapshot", "b"], "--snapshot is given 2 times"),
+        (["topology", "--root", "a", "--root", "b"], "--root is given 2 times"),
+        (["plan", "--sample", "uneven-5-3", "--devices", "3-1"], "'3-1' runs backwards"),
         (["verify", "--json", "--log"], "--json and --log exclude each other"),
         (["verify", "--output", "x"], "--output goes with --json or --prometheus"),
-        (["run", "--rank", "0"], "no command"),
     ],
 )
 def test_wrong_usage(capsys: Capture, arguments: list[str], found: str) -> None:
@@ -216,6 +222,31 @@ def test_wrong_usage(capsys: Capture, arguments: list[str], found: str) -> None:
     assert (status, out) == (2, "")
     assert found in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["run", "--rank", "0"], "no command"),
+        (["run", "--snapshot", "x", "--", "true"], "--snapshot names a recording"),
+        (["run", "--nonsense", "--", "true"], "No such option"),
+        (["run", "--rank", "0", "--", "true"], "no plan is in force"),
+    ],
+)
+def test_run_that_starts_nothing(capsys: Capture, arguments: list[str], words: str) -> None:
+    """Whatever keeps run from starting its command, the exit status is none that the command may have."""
+    status, out, err = call(capsys, *arguments)
+    assert (status, out) == (125, "")
+    assert words in err
+
+
+def test_devices_by_range_and_name(capsys: Capture) -> None:
+    """Cards are listed by ranges, by numbers, and by vendor and number, in rank order."""
+    _, out, _ = call(
+        capsys, "plan", "--sample", "two-socket-8gpu", "--devices", "6-7,nvidia0, 2", "--json"
+    )
+    ranks = json.loads(out)["services"][0]["ranks"]
+    assert [rank["device_indexes"] for rank in ranks] == [[6], [7], [0], [2]]
 
 
 def test_all_wrong_options_at_once(capsys: Capture) -> None:

@@ -332,6 +332,7 @@ def test_every_key_wrong() -> None:
         worker = 1
         """
     card = "a PCI address such as '0000:1b:00.0', or a card number"
+    named = "a PCI address such as '0000:1b:00.0', a card number, or vendor and number such as 'nvidia0'"
     size = "a size such as '200GiB', '1.5TiB' or '200GB', or a number of bytes"
     service_keys = (
         "name, devices, devices_per_rank, vendor, compile_cores, memory, memory_need, "
@@ -375,10 +376,10 @@ def test_every_key_wrong() -> None:
         f"[[service]] 1 (batch): unknown key 'reserve_cores': expected one of {service_keys}",
         "[[service]] 2 name is 4: expected a text",
         f"[[service]] 2 devices entry 1 is 1.5: expected {card}",
-        f"[[service]] 2 devices entry 2: '-1' is no card: expected {card}",
-        f"[[service]] 2 devices entry 3: 'card' is no card: expected {card}",
-        f"[[service]] 2 devices entry 4: '1b:20.0' is no card: expected {card}",
-        f"[[service]] 2 devices entry 5: '1000000' is no card: expected {card}",
+        f"[[service]] 2 devices entry 2: '-1' is no card: expected {named}",
+        f"[[service]] 2 devices entry 3: 'card' is no card: expected {named}",
+        f"[[service]] 2 devices entry 4: '1b:20.0' is no card: expected {named}",
+        f"[[service]] 2 devices entry 5: '1000000' is no card: expected {named}",
         (
             "[[service]] 2 devices_per_rank: the number is out of range: expected up to 64 bits, "
             "as TOML has them"

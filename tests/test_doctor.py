@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from provisioner.samples import list_samples, read_sample
 from provisioner.settings import NOTHING_KNOWN, Irqbalance, Setting
 from provisioner.snapshot import save_snapshot, take_snapshot
 from tests.hosts import make_host, make_tree, plan_for
+from tests.test_cli import PROVISION
 from tests.trees import add_files, write_tree
 
 Capture = pytest.CaptureFixture[str]
@@ -485,6 +487,18 @@ def test_what_people_see(capsys: Capture, tmp_path: Path) -> None:
     assert lines[at + 2].startswith("    (Send them to CPUs 0-3")
     assert at < lines.index("Fine") < lines.index("Not known")
     assert lines[-1] == "1 found, 7 checks fine, 7 not known"
+
+
+def test_snapshot_from_standard_input(tmp_path: Path) -> None:
+    """A snapshot comes from a pipe too, and is read once."""
+    save_snapshot(take_snapshot(tree({})).data, tmp_path / "s")
+    done = subprocess.run(
+        [*PROVISION, "doctor", "--snapshot", "-"],
+        input=(tmp_path / "s").read_bytes(),
+        capture_output=True,
+        check=True,
+    )
+    assert b"Judged by the plan that provision plan makes: 4 ranks" in done.stdout
 
 
 def test_refused_plan_is_a_finding(capsys: Capture, tmp_path: Path) -> None:

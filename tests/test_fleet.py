@@ -21,7 +21,7 @@ from provisioner.fleet import Fleet, plan_hosts
 from provisioner.request import PlacementRequest
 from provisioner.samples import read_sample
 from provisioner.snapshot import take_snapshot
-from tests.trees import CARD_IDS
+from tests.trees import CARD_IDS, write_tree
 
 Capture = pytest.CaptureFixture[str]
 PROVISION = (sys.executable, "-c", "from provisioner.cli import main; main()")
@@ -135,8 +135,8 @@ def test_bad_files_do_not_stop_the_others(capsys: Capture, with_bad: Path) -> No
     assert out.startswith("40 of 45 hosts planned, in 2 groups")
     assert [line for line in err.splitlines() if line.startswith("Error: ")] == [
         f"Error: {with_bad}/host05a: is cut short: it ends within the compressed data",
-        f"Error: {with_bad}/host05b: is no snapshot: Error -3 while decompressing data: incorrect header check",
-        f"Error: {with_bad}/host05c: is cut short: it ends within the compressed data",
+        f"Error: {with_bad}/host05b: is no snapshot: it is not compressed by gzip",
+        f"Error: {with_bad}/host05c: is empty",
         (
             f"Error: {with_bad}/host05d: no accelerator was found: neither a vendor's driver, nor the PCI "
             "bus, nor /dev names one"
@@ -194,9 +194,16 @@ def children() -> list[str]:
 
 
 def test_no_host_at_all(capsys: Capture, tmp_path: Path) -> None:
-    """An empty folder has no hosts."""
-    status, out, _ = call(capsys, "plan", "--snapshot", tmp_path)
-    assert (status, out) == (0, "0 of 0 hosts planned, in 0 groups of equal fingerprints\n")
+    """A folder without files, and one that a snapshot was unpacked into, are no folders of snapshots."""
+    status, out, err = call(capsys, "plan", "--snapshot", tmp_path)
+    assert (status, out) == (2, "")
+    assert f"{tmp_path}: is no folder of snapshots: there are no files in it" in err
+    write_tree(build_tree(read_sample("uneven-5-3")), tmp_path)
+    (tmp_path / "provision-snapshot").touch()
+    status, out, err = call(capsys, "plan", "--snapshot", tmp_path)
+    assert (status, out) == (2, "")
+    assert "there is a machine in it" in err
+    assert "--root" in err
 
 
 def test_groups_are_read_more_than_once(hosts: Path) -> None:

@@ -21,6 +21,7 @@ from provisioner.root import MemoryRoot
 from provisioner.samples import read_sample
 from provisioner.topology import Machine
 from tests.hosts import make_card, make_host, make_tree, note_codes, plan_for, ranks_of
+from tests.trees import add_files
 
 NODES = {0: "0-15", 1: "16-31"}
 
@@ -303,3 +304,24 @@ def test_device_that_is_a_bridge_too() -> None:
     function = machine.pci[above]
     assert (function.vendor, function.device) == (both.vendor, both.device)
     assert function.local_cpus == machine.node(0).cpus
+
+
+def test_virtio_names() -> None:
+    """A virtio interface hangs below its function, and is that function's."""
+    nic = "sys/devices/pci0000:00/0000:00:03.0"
+    tree = add_files(
+        make_tree({0: "0-3"}, [0]),
+        {
+            f"{nic}/class": "0x020000\n",
+            f"{nic}/vendor": "0x1af4\n",
+            f"{nic}/numa_node": "-1\n",
+            f"{nic}/virtio2/net/eth0/mtu": "1500\n",
+        },
+        links={
+            "sys/bus/pci/devices/0000:00:03.0": "../../../devices/pci0000:00/0000:00:03.0",
+            "sys/class/net/eth0": "../../devices/pci0000:00/0000:00:03.0/virtio2/net/eth0",
+            f"{nic}/virtio2/net/eth0/device": "../../../virtio2",
+        },
+    )
+    (found,) = discover(tree).nics
+    assert (str(found.address), found.net_names) == ("0000:00:03.0", ("eth0",))

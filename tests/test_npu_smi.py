@@ -189,22 +189,22 @@ def test_fingerprint_is_the_machines_own() -> None:
 
 
 def test_other_cards_than_the_machines() -> None:
-    """Bus-Ids that are not the machine's are told of, and give no numbers."""
-    machine, _ = apply_npu_smi(sample(), info((*BUSES[:7], "f1")), "the text")
-    assert numbers(machine) == [()] * 8
-    assert "0000:f1:00.0" in machine.oddities[0]
+    """Bus-Ids that are not all the machine's are refused: no number is guessed from half a text."""
+    for buses in ((*BUSES[:7], "f1"), BUSES[:7]):
+        with pytest.raises(
+            InputError, match="the text: is another machine's, or cut: it names NPUs at"
+        ):
+            apply_npu_smi(sample(), info(buses), "the text")
 
 
 def test_cpus_of_other_nodes_than_the_machines() -> None:
     """Where the counts on nodes differ nothing is guessed, and the difference is told."""
     moved = ("0-23", *CPUS[1:])
-    machine, _ = apply_npu_smi(sample(), topo(moved), "the text")
-    assert numbers(machine) == [()] * 8
-    assert machine.oddities == (
-        (
-            "the text puts 3 on node 0, 2 on node 2, 2 on node 4, 1 on node 6, and the machine has "
-            "2 on node 0, 2 on node 2, 2 on node 4, 2 on node 6: its numbers are not used."
-        ),
+    with pytest.raises(InputError) as caught:
+        apply_npu_smi(sample(), topo(moved), "the text")
+    assert caught.value.message == (
+        "the text: is another machine's, or cut: it puts 3 on node 0, 2 on node 2, 2 on node 4, 1 on node 6, "
+        "and the machine has 2 on node 0, 2 on node 2, 2 on node 4, 2 on node 6"
     )
 
 

@@ -16,7 +16,7 @@ from provisioner.planfile import check_plan, format_plan, parse_plan
 from provisioner.planner import make_plan
 from provisioner.request import PlacementRequest, ServiceRequest
 from provisioner.root import MemoryRoot
-from tests.hosts import cpus_of, make_host, note_codes, plan_for, ranks_of
+from tests.hosts import cpus_of, make_card, make_host, note_codes, plan_for, ranks_of
 
 TWO_NODES = {0: "0-7,16-23", 1: "8-15,24-31"}
 
@@ -549,3 +549,30 @@ def test_core_on_two_nodes_is_a_contradiction() -> None:
     }
     with pytest.raises(TopologyError, match="its SMT sibling 0 on NUMA node 0"):
         discover(MemoryRoot("made", machine_files))
+
+
+def test_hint_on_idle_nodes() -> None:
+    """Lending is proposed only where a card's package has the idle nodes."""
+    same = make_host({0: "0-7", 1: "8-15"}, [0, 0], packages=("0-15",))
+    other = make_host({0: "0-7", 1: "8-15"}, [0, 0])
+    hints = []
+    for machine in (same, other):
+        (note,) = [note for note in plan_for(machine).notes if note.code == "idle_nodes"]
+        assert note.message.startswith("NUMA node 1 has no card: ")
+        hints.append(note.hint)
+    assert 'reach = "package"' in hints[0]
+    assert hints[1] == "Keep the system there: no card is in their package"
+
+
+def test_memory_of_a_kind_that_is_elsewhere_is_no_fault() -> None:
+    """Where the node's own memory is not of the kind that was asked for, no cpuset is blamed."""
+    machine = make_host(
+        {0: "0-7", 1: ""},
+        card_facts=(make_card("0000:40:01.0/0000:41:00.0", numa_node=0, memory_node=1),),
+    )
+    (rank,) = ranks_of(plan_for(machine, memory_kinds=("gpu",)))
+    (note,) = [note for note in rank.notes if note.code == "remote_memory"]
+    assert note.message == (
+        "Node 0 has no memory of the kind asked for (gpu); memory comes from node 1."
+    )
+    assert note.hint == ""

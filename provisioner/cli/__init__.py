@@ -12,7 +12,12 @@ import click
 
 from provisioner import __version__
 from provisioner.cli.console import print_error, printable
-from provisioner.errors import EXIT_FAILED, EXIT_INTERRUPTED, ProvisionError
+from provisioner.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_STARTED,
+    ProvisionError,
+)
 
 # name -> module below provisioner.cli; only the one that runs is imported, for a quick start.
 _COMMANDS = {
@@ -82,6 +87,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run_command(list(sys.argv[1:] if arguments is None else arguments)))
 
 
+# What names a machine that is not the running system, and the commands that act on that alone.
+_RECORDINGS = ("--root", "--sample", "--snapshot", "--hwloc")
+_ACTING = ("apply", "verify", "run", "launch", "status", "undo")
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    return next((one for one in arguments if not one.startswith("-")), "")
+
+
+def _refused(arguments: Sequence[str], status: int) -> int:
+    """The exit status of a command line that was refused: `run` keeps off those that its command may have."""
+    return EXIT_NOT_STARTED if _command_of(arguments) == "run" else status
+
+
+def _explain(error: click.ClickException, arguments: Sequence[str]) -> click.ClickException:
+    """The error, in better words where an acting command is given a recording."""
+    command = _command_of(arguments)
+    is_foreign = isinstance(error, click.NoSuchOption) and error.option_name in _RECORDINGS
+    if isinstance(error, click.NoSuchOption) and is_foreign and command in _ACTING:
+        return click.UsageError(
+            f"{error.option_name} names a recording: provision {command} is about the running system alone",
+            error.ctx,
+        )
+    return error
+
+
 def run_command(arguments: list[str]) -> int:
     """The exit status of one command line; everything to be said is printed."""
     debug = "--debug" in arguments[:1]
@@ -97,8 +128,8 @@ def run_command(arguments: list[str]) -> int:
         click.echo("Interrupted", err=True)
         return EXIT_INTERRUPTED
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        _explain(error, arguments).show()
+        return _refused(arguments, error.exit_code)
     except BrokenPipeError:
         # The reader went away, as head does. Python would complain once more when it exits.
         sys.stdout = None
@@ -107,7 +138,7 @@ def run_command(arguments: list[str]) -> int:
         if debug:
             raise
         print_error(error, as_json=as_json)
-        return error.exit_status
+        return _refused(arguments, error.exit_status)
     except OSError as error:
         if debug:
             raise

@@ -52,22 +52,28 @@ def machine_options(function: _F) -> _F:
     @functools.wraps(function)
     def with_root(
         *args: Any,
-        root: str | None,
-        sample: str | None,
-        snapshot: str | None,
-        hwloc: str | None,
+        root: tuple[str, ...],
+        sample: tuple[str, ...],
+        snapshot: tuple[str, ...],
+        hwloc: tuple[str, ...],
         **rest: Any,
     ) -> Any:
         given = {"--root": root, "--sample": sample, "--snapshot": snapshot, "--hwloc": hwloc}
-        named = [name for name, value in given.items() if value is not None]
+        named = [name for name, values in given.items() for _ in values]
         if len(named) > 1:
-            raise click.UsageError(f"{' and '.join(named)} exclude each other")
-        where: Where = root
-        if snapshot is not None:
-            where = SnapshotFile(snapshot)
-        elif hwloc is not None:
-            where = HwlocFile(hwloc)
-        return function(*args, root=where, sample=sample, **rest)
+            both = " and ".join(dict.fromkeys(named))
+            raise click.UsageError(
+                f"{both} exclude each other"
+                if len(set(named)) > 1
+                else f"{both} is given {len(named)} times: it takes one machine "
+                "(provision plan takes more snapshots behind the first)"
+            )
+        where: Where = next(iter(root), None)
+        if snapshot:
+            where = SnapshotFile(snapshot[0])
+        elif hwloc:
+            where = HwlocFile(hwloc[0])
+        return function(*args, root=where, sample=next(iter(sample), None), **rest)
 
     command: _F = cast("_F", with_root)
     for option in (
@@ -79,18 +85,26 @@ def machine_options(function: _F) -> _F:
             help="The cgroup whose effective cpuset is the ceiling: root, self or a path.",
         ),
         click.option(
-            "--sample", metavar="NAME", help="Read a sample machine; provision samples lists them."
+            "--sample",
+            multiple=True,  # so that a second one is told, and not taken for the first
+            metavar="NAME",
+            help="Read a sample machine; provision samples lists them.",
         ),
         click.option(
-            "--hwloc", metavar="FILE", help="Read what lstopo wrote as XML ('-': standard input)."
+            "--hwloc",
+            multiple=True,
+            metavar="FILE",
+            help="Read what lstopo wrote as XML ('-': standard input).",
         ),
         click.option(
             "--snapshot",
+            multiple=True,
             metavar="FILE",
             help="Read a machine that provision snapshot recorded ('-': standard input).",
         ),
         click.option(
             "--root",
+            multiple=True,
             metavar="DIR",
             help="Read the recorded /sys and /proc in a folder instead of this system's.",
         ),
@@ -123,7 +137,7 @@ def placement_options(function: _F) -> _F:
             click.option(
                 "--devices",
                 metavar="LIST",
-                help="Cards in rank order, by number or PCI address: 0,1 or 0000:1b:00.0.  [default: all]",
+                help="Cards in rank order, by number or PCI address: 0-3,6 or 0000:1b:00.0.  [default: all]",
             ),
             click.option(
                 "--devices-per-rank",
@@ -403,7 +417,16 @@ def _parsed(name: str, text: str, parse: Callable[[str], Any], problems: list[Pr
 def _parse_devices(text: str) -> tuple[str, ...]:
     from provisioner.request import parse_card
 
-    return tuple(parse_card(part) for part in text.split(","))
+    cards: list[str] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if dash and first.isdecimal() and last.isdecimal() and len(last) <= 6:
+            if int(last) < int(first):
+                raise ParseError(f"'{part.strip()}' runs backwards")
+            cards += [str(number) for number in range(int(first), int(last) + 1)]
+        else:
+            cards.append(parse_card(part))
+    return tuple(cards)
 
 
 def _parse_kinds(text: str) -> tuple[str, ...]:

@@ -168,7 +168,7 @@ def read_or_make_plan(
         raise ForeignSystemError(
             f"{plan_file}: the plan is for another machine: its fingerprint is {plan.fingerprint}, "
             f"and this machine's is {found}",
-            "Plan again on this machine, or give the plan's machine with --root",
+            "Plan again on this machine: a plan is one machine's",
         )
     check_plan(plan, machine, plan_file)
     return machine, plan

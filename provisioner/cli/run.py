@@ -33,8 +33,8 @@ def command(rank: str | None, name: str | None, as_scope: bool, words: tuple[str
 
     Exit status, signals, standard streams and working directory are the command's own, and so is the
     process id, except as a --service.
-    Exit status 125: it was not started, because the kernel does not grant what is planned; 126 and
-    127: it can't be executed, it was not found.
+    Exit status 125: it was not started: the kernel does not grant what is planned, there is no plan, or
+    the options are wrong; 126 and 127: it can't be executed, it was not found.
     """
     from provisioner.cli.live import live_root, open_systemd
     from provisioner.run import become, find_rank, merge_environment, serve

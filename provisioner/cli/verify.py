@@ -145,17 +145,21 @@ def _check_boot(planned: str, within: str, complete: bool) -> int:
 def _write(report: Report, output: str, *, as_json: bool) -> None:
     import json
 
-    from provisioner.filestore import file_entry, put
-    from provisioner.render import RenderedFile
+    from provisioner.errors import WriteError
     from provisioner.verify import report_to_json
     from provisioner.verify_report import format_prometheus
+    from provisioner.wholefile import write_output
 
     text = (
         json.dumps(report_to_json(report), indent=1) + "\n"
         if as_json
         else format_prometheus(report)
     )
-    put({os.path.abspath(output): file_entry(RenderedFile(text))}, always=True)
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
+        write_output(output, text.encode())
+    except OSError as error:
+        raise WriteError(f"{output}: can't be written: {error.strerror}") from error
 
 
 def print_ranks(report: Report) -> None:

@@ -42,7 +42,7 @@ def nothing_is_in_force_at_first() -> None:
     done = provision("verify", status=2)
     assert "no plan is in force" in done.stderr, done.stderr
     assert "provision apply" in done.stderr, done.stderr
-    done = run("provision", "run", "--rank", "0", "--", "true", status=2)
+    done = run("provision", "run", "--rank", "0", "--", "true", status=125)
     assert "no plan is in force" in done.stderr, done.stderr
     equal(provision("undo").stdout, "No plan is in force: nothing to take back.\n")
     equal(changes(_before["files"]), [])
@@ -250,9 +250,9 @@ def run_is_the_command() -> None:
 
     equal(without(mine), without(theirs), "environment by run and by the wrapper")
     assert "X=y" in mine
-    done = run("provision", "run", "--rank", "9", "--", "true", status=2)
+    done = run("provision", "run", "--rank", "9", "--", "true", status=125)
     assert "expected 0 to 8" in done.stderr, done.stderr
-    done = run("provision", "run", "--", "true", status=2)
+    done = run("provision", "run", "--", "true", status=125)
     assert "neither --rank nor LOCAL_RANK" in done.stderr, done.stderr
     done = run(
         "taskset", "-c", "18", "provision", "run", "--rank", "6", "--", "cat", "/proc/self/status"
@@ -263,7 +263,7 @@ def run_is_the_command() -> None:
 @check(needs=["apply_brings_the_plan_into_force"])
 def ordinary_user_cannot_run() -> None:
     """An unprivileged user's run is refused by systemd, and told so without a traceback."""
-    done = run(*_USER, "provision", "run", "--rank", "0", "--", "true", status=1)
+    done = run(*_USER, "provision", "run", "--rank", "0", "--", "true", status=125)
     assert "root" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     done = run(*_USER, "provision", "status")
