@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from provisioner.discovery import discover
 from provisioner.facts.values import BridgeFacts, NicFacts
 from provisioner.idset import CpuSet
 from provisioner.oddities import find_oddities
 from provisioner.pci import PciAddress
 from provisioner.topology import Machine
-from tests.hosts import make_card, make_host
+from tests.hosts import make_card, make_host, make_tree
+from tests.trees import add_files
 
 TWO = {0: "0-7", 1: "8-15"}
 
@@ -170,6 +172,22 @@ def test_package_that_lies_across_nodes() -> None:
     machine = make_host(TWO, [0, 1], packages=("0-3,8-11", "4-7,12-15"))
     (message,) = said(machine, "package_across_nodes")
     assert "package 0 lies on nodes 0-1, package 1 lies on nodes 0-1" in message
+
+
+def test_packages_that_have_one_number() -> None:
+    """Two packages that the kernel numbers alike are one by their number, and that is said."""
+    tree = make_tree(TWO, [0, 1])
+    files = {
+        f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id": "0\n" for cpu in range(16)
+    }
+    machine = discover(add_files(tree, files))
+    assert {cpu.package for cpu in machine.cpus} == {0}
+    assert said(machine, "machine") == [
+        (
+            "CPUs that package_cpus_list has in different groups have one number, by which the groups are one: "
+            "0 of CPUs 0,8."
+        )
+    ]
 
 
 @pytest.mark.parametrize(

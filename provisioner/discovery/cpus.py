@@ -77,7 +77,9 @@ def find_cpus(root: Root, oddities: list[str]) -> CpuTable:
             "Record the tree again, whole",
         )
     package_files = _topology_reader(known, PACKAGE_FILES)
-    packages = _numbered(root, online, "package_cpus_list", package_files, read_package_id)
+    packages = _numbered(
+        root, online, "package_cpus_list", package_files, read_package_id, oddities
+    )
     dies: dict[int, int] = {}
     if "die_id" in known:
         die_files = _topology_reader(known, DIE_FILES)
@@ -191,10 +193,12 @@ def _numbered(
     file: str,
     read_members: _Read,
     read_id: Callable[[Root, int], int | None],
+    oddities: list[str] | None = None,
 ) -> dict[int, int]:
     """CPU -> the kernel's number of its group, for those that have one.
 
-    Where no file tells the members, each CPU's own number is read.
+    Where no file tells the members, each CPU's own number is read. A sentence is added to the
+    oddities, if they are given, where two groups have one number: by it they are one.
     """
     group_of = _group(root, online, file, read_members)
     numbers = {first: read_id(root, first) for first in sorted(set(group_of.values()))}
@@ -206,6 +210,19 @@ def _numbered(
             raise TopologyError(
                 f"{describe_cpu(root, last)}: the number of its group in {file} is {number}, and that of CPU "
                 f"{first} in the same group is {numbers[first]}: expected one number"
+            )
+    if oddities is not None:
+        firsts: dict[int, list[int]] = {}
+        for first in sorted(set(group_of.values())):
+            number = numbers[first]
+            if number is not None:
+                firsts.setdefault(number, []).append(first)
+        twice = {number: cpus for number, cpus in firsts.items() if len(cpus) > 1}
+        if twice:
+            oddities.append(
+                f"CPUs that {file} has in different groups have one number, by which the groups are one: "
+                + ", ".join(f"{number} of CPUs {CpuSet(cpus)}" for number, cpus in twice.items())
+                + "."
             )
     found = {cpu: numbers[group_of.get(cpu, cpu)] for cpu in online}
     return {cpu: number for cpu, number in found.items() if number is not None}
