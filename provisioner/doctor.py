@@ -24,7 +24,7 @@ from provisioner.setting_notes import (
     note_manager,
     note_running,
     note_services,
-    note_variable,
+    note_variables,
 )
 from provisioner.settings import HostSettings
 from provisioner.topology import Machine
@@ -298,8 +298,8 @@ def _look_at_environment(context: _Context) -> _Seen:
     settings = context.settings.environment
     if settings is None:
         return _Seen(unknown=("what the system sets for every process: there is no /etc here",))
-    notes = [note for one in settings if (note := note_variable(one)) is not None]
-    said = ", ".join(f"{one.name}={one.value}" for one in settings)
+    notes = list(note_variables(settings))
+    said = ", ".join(dict.fromkeys(f"{one.name}={one.value}" for one in settings))
     return _Seen(f"the system sets {said or 'nothing that chooses cards or CPUs'}", (), notes)
 
 

@@ -52,8 +52,10 @@ _IDENTIFIER = re.compile(
 _NPU = re.compile(r"udma[cC][0-9]{1,4}d[0-9]{1,4}e[0-9]{1,4}", re.ASCII)
 # Devices that an administrator may name.
 _NAMED_BY_PEOPLE = ("net", "infiniband")
-# Files that an administrator names, which are read in the order of their names.
-_WRITTEN_BY_PEOPLE = re.compile(r".*/(?:environment|profile|system\.conf)\.d/[^/]*(\.[a-z]+)")
+# Files that an administrator names, which are read in the order of their names; systemd brings one itself.
+_WRITTEN_BY_PEOPLE = re.compile(
+    r".*/(?:environment|profile|system\.conf)\.d/(?!99-environment\.conf)[^/]*(\.[a-z]+)"
+)
 # The cgroups of services that doctor looks for, which are the same everywhere, and of what holds them.
 _UNIT = re.compile(
     f"(?:{'|'.join(CGROUP_MOUNTS)})/system\\.slice"

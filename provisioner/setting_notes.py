@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from provisioner.errors import shorten
 from provisioner.plan import Note
@@ -54,16 +54,20 @@ _VARIABLES: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str], ...] = (
 )
 
 
-def note_variable(setting: Setting) -> Note | None:
-    """The note on a variable of the system's environment; None where its value does no harm."""
-    for names, fine, what, hint in _VARIABLES:
-        if setting.name in names and setting.value.lower() not in fine:
-            return Note(
-                "cuda_device_order" if setting.name in CARD_ORDER else "system_environment",
-                f"{setting.place} sets {setting.name}={shorten(setting.value)}: {what}.",
-                hint,
-            )
-    return None
+def note_variables(settings: Iterable[Setting]) -> Iterator[Note]:
+    """The notes on variables of the system's environment; none on one whose value does no harm."""
+    # Debian has a link to /etc/environment among the files of environment.d.
+    places: dict[tuple[str, str], list[str]] = {}
+    for one in settings:
+        places.setdefault((one.name, one.value), []).append(one.place)
+    for (name, value), listed in places.items():
+        for names, fine, what, hint in _VARIABLES:
+            if name in names and value.lower() not in fine:
+                yield Note(
+                    "cuda_device_order" if name in CARD_ORDER else "system_environment",
+                    f"{name_some(listed)} {'sets' if len(listed) == 1 else 'set'} {name}={shorten(value)}: {what}.",
+                    hint,
+                )
 
 
 def note_running(settings: HostSettings) -> Iterator[Note]:

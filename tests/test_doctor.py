@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from provisioner.archive import unpack_tree
 from provisioner.cli import run_command
 from provisioner.discovery import discover
 from provisioner.doctor import Check, Diagnosis, diagnosis_to_json, examine
@@ -307,6 +308,20 @@ def test_variables_of_the_systems_environment(name: str, value: str, code: str |
     for note in notes:
         assert note.message.startswith(f"/etc/environment sets {name}={value}: ")
         assert note.hint
+
+
+def test_variable_that_several_files_set() -> None:
+    """One value is one note, however many files say it; Debian has a link to /etc/environment among them."""
+    files = {
+        "etc/environment": "CUDA_DEVICE_ORDER=FASTEST_FIRST\n",
+        "usr/lib/environment.d/99-environment.conf": "CUDA_DEVICE_ORDER=FASTEST_FIRST\n",
+    }
+    root = tree(files)
+    for one in (root, unpack_tree(take_snapshot(root).data, "a")):
+        (note,) = check_of(diagnose(one), "environment").notes
+        assert note.message.startswith(
+            "/etc/environment and /usr/lib/environment.d/99-environment.conf set CUDA_DEVICE_ORDER="
+        )
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from provisioner.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_NOT_STARTED,
+    EXIT_USAGE,
     ProvisionError,
 )
 
@@ -98,7 +99,8 @@ def _command_of(arguments: Sequence[str]) -> str:
 
 def _refused(arguments: Sequence[str], status: int) -> int:
     """The exit status of a command line that was refused: `run` keeps off those that its command may have."""
-    return EXIT_NOT_STARTED if _command_of(arguments) == "run" else status
+    is_common = status in (EXIT_FAILED, EXIT_USAGE)
+    return EXIT_NOT_STARTED if is_common and _command_of(arguments) == "run" else status
 
 
 def _explain(error: click.ClickException, arguments: Sequence[str]) -> click.ClickException:
