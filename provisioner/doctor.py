@@ -14,12 +14,12 @@ from provisioner.comparison import Comparison
 from provisioner.errors import Problem
 from provisioner.fingerprint import machine_fingerprint
 from provisioner.idset import NodeSet
-from provisioner.interrupts import find_stray_interrupts, named_ranks, note_irqbalance
+from provisioner.interrupts import find_silent_devices, find_stray_interrupts, note_irqbalance
 from provisioner.oddities import find_oddities
 from provisioner.plan import Note, Plan, Rank
 from provisioner.request import PlacementRequest
+from provisioner.sentences import count, name_some, named_ranks
 from provisioner.setting_notes import (
-    name_some,
     note_huge_pages,
     note_manager,
     note_running,
@@ -64,7 +64,7 @@ class Diagnosis(NamedTuple):
     @property
     def contradicted(self) -> bool:
         """Whether another reader's text says otherwise than the machine."""
-        return any(check.state == "found" for check in self.checks if check.name in _READERS)
+        return any(check.state == "found" for check in self.checks if check.name in READERS)
 
 
 # Which check a note of the planner's or of the machine's belongs to; all others are of the placement.
@@ -82,8 +82,12 @@ _CHECK_OF = {code: check for check, codes in _CODES.items() for code in codes}
 # Those that a plan adds to the machine's own.
 _OF_REQUEST = ("no_card", "npu_numbers", "isolated_cpus", "partial_cores", "no_node_cpus")
 # What was asked for, or is the only answer there is.
-_AS_ASKED = ("by_locality", "by_one_node", "shared_cores", "several_cards", "partitions")
-_READERS = ("nvidia-smi", "numactl")
+_AS_ASKED = (
+    *("by_locality", "by_one_node", "shared_cores", "several_cards", "partitions"),
+    *("idle_siblings", "cards_without_rank"),
+)
+# The checks that hold another reader's text against the machine.
+READERS = ("nvidia-smi", "numactl")
 
 
 def examine(
@@ -145,7 +149,7 @@ def _collect(machine: Machine, plan: Plan | None) -> Iterator[Note]:
     if plan is None:
         yield from find_usable_cores(machine, PlacementRequest()).notes
         return
-    own = (_CHECK_OF.keys() | {"unsaid"}) - set(_OF_REQUEST)
+    own = (_CHECK_OF.keys() | {"unsaid", *_AS_ASKED}) - set(_OF_REQUEST)
     yield from (note for note in plan.notes if note.code not in own)
     alike: dict[str, list[tuple[str, Note]]] = {}
     for label, rank in named_ranks(plan):
@@ -199,6 +203,8 @@ def _look_at_cards(context: _Context) -> _Seen:
 
 def _look_at_locality(context: _Context) -> _Seen:
     machine = context.machine
+    if not machine.accelerators:
+        return _Seen("there is no card")
     mute: list[str] = []
     for card in machine.accelerators:
         path = machine.pci_path(card.address)
@@ -228,17 +234,19 @@ def _look_at_packages(context: _Context) -> _Seen:
         )
     nodes = len(context.machine.cpu_nodes)
     return _Seen(
-        f"{_count(len(packages), 'package')} and {_count(nodes, 'NUMA node')} with CPUs fit together",
+        f"{count(len(packages), 'package')} and {count(nodes, 'NUMA node')} with CPUs fit together",
         unknown,
     )
 
 
 def _look_at_memory(context: _Context) -> _Seen:
     machine, pages = context.machine, context.settings.huge_pages
+    with_cpus = NodeSet(node.id for node in machine.nodes if node.cpus)
     mute = NodeSet(node.id for node in machine.nodes if node.cpus and node.memory_bytes is None)
     unknown = (f"how much memory NUMA nodes {mute} have",) if mute else ()
-    if pages is None:
-        unknown = (*unknown, "how many huge pages are set aside")
+    said = [NodeSet(one.by_node) for one in pages or ()]
+    if pages is None or any(not with_cpus <= nodes for nodes in said):
+        unknown = (*unknown, "how many huge pages are set aside on each node")
     return _Seen(
         "nodes with CPUs have about as much memory, and huge pages, as their peers",
         unknown,
@@ -263,7 +271,11 @@ def _look_at_balancing(context: _Context) -> _Seen:
 
 
 def _look_at_placement(context: _Context) -> _Seen:
-    return _Seen("every rank has whole cores and memory of its card's node")
+    if context.plan is None:
+        return _Seen(unknown=("how ranks would be placed, as there is no plan",))
+    with_memory = all(service.memory != "off" for service in context.plan.services)
+    memory = " and memory" if with_memory else ""
+    return _Seen(f"every rank has whole cores{memory} of its card's node")
 
 
 # What the host is set to -----------------------------------------------------------------------
@@ -276,19 +288,22 @@ def _look_at_interrupts(context: _Context) -> _Seen:
     if plan is None:
         return _Seen(unknown=("whose cores interrupts land on, as there is no plan",))
     notes: list[Note] = []
-    if settings.irqbalance is not None:
-        notes += note_irqbalance(machine, settings.irqbalance, plan)
-    if settings.interrupts is None:
-        return _Seen("", ("where the interrupts of cards and network devices land",), notes)
-    count = sum(len(one) for one in settings.interrupts.values())
-    notes += find_stray_interrupts(
-        machine, settings.interrupts, plan, is_balanced=settings.irqbalance is not None
-    )
-    unknown = () if settings.services is not None else ("whether irqbalance runs",)
-    if settings.irqbalance is not None:
-        unknown = ()
+    unknown: tuple[str, ...] = ()
+    daemon = settings.irqbalance
+    if daemon is not None:
+        notes += note_irqbalance(machine, daemon, plan)
+        if not daemon.is_known:
+            unknown = (*unknown, f"what irqbalance, which runs, is told in {daemon.settings}")
+    elif settings.services is None:
+        unknown = (*unknown, "whether irqbalance runs")
+    interrupts = settings.interrupts or {}
+    notes += find_stray_interrupts(machine, interrupts, plan, is_balanced=daemon is not None)
+    silent = find_silent_devices(machine, interrupts, plan)
+    if silent:
+        unknown = (*unknown, f"where the interrupts of {name_some(silent, 3)} land")
+    number = sum(len(one) for one in interrupts.values())
     return _Seen(
-        f"{count} interrupts of cards and network devices land on no other rank's cores",
+        f"{count(number, 'interrupt')} of cards and network devices on no other rank's cores",
         unknown,
         notes,
     )
@@ -330,16 +345,12 @@ def _look_at_systemd(context: _Context) -> _Seen:
 
 def _check_reader(comparison: Comparison) -> Check:
     """A text that another reader printed."""
-    name = next(one for one in _READERS if comparison.reader.startswith(one))
+    name = next(one for one in READERS if comparison.reader.startswith(one))
     why = f"{comparison.place}: {comparison.agreed} of {comparison.facts} facts agree"
     if comparison.explained:
         why += "; " + "; ".join(comparison.explained)
     state: State = "found" if comparison.differences else "fine"
     return Check(name, state, why, comparison.unsaid, comparison.differences)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 _CHECKS: tuple[tuple[str, Callable[[_Context], _Seen]], ...] = (

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from typing import TypeVar
 
 from provisioner.cgroup import find_hierarchies
 from provisioner.errors import ParseError, ReadError
 from provisioner.idset import CpuSet
 from provisioner.pci import PciAddress
-from provisioner.root import Root, read_parsed
+from provisioner.root import Root
 from provisioner.settings import (
     CARD_CHOICE,
     CARD_ORDER,
@@ -37,23 +37,29 @@ from provisioner.topology import Machine
 
 _T = TypeVar("_T")
 
+# What a snapshot has in place of a file that could not be read, which no such file holds.
+UNREADABLE = "(unreadable)\n"
+
 ENVIRONMENT = (*CARD_ORDER, *CARD_CHOICE, *THREAD_BINDING, *OWN_BINDING, *NIC_CHOICE)
 # Keys of system.conf that hold for every service.
-MANAGER = ("CPUAffinity", "NUMAPolicy", "NUMAMask")
+MANAGER = ("CPUAffinity", "NUMAPolicy")
 MANAGER_ENVIRONMENT = "DefaultEnvironment"
 # Units that give CPUs away or start containers of their own.
 SERVICES = (
     *("docker.service", "containerd.service", "crio.service", "podman.service"),
     *("kubelet.service", "k3s.service", "k3s-agent.service", "rke2-agent.service"),
-    *("rke2-server.service", "slurmd.service", "tuned.service", "intel_lpmd.service"),
+    *("rke2-server.service", "slurmd.service", "intel_lpmd.service"),
 )
 IRQBALANCE_SETTINGS = ("etc/default/irqbalance", "etc/sysconfig/irqbalance")
 IRQBALANCE = ("IRQBALANCE_BANNED_CPULIST", "IRQBALANCE_BANNED_CPUS")
 
 IRQBALANCE_UNIT = "irqbalance.service"
 CGROUP_MOUNTS = ("sys/fs/cgroup", "sys/fs/cgroup/unified", "sys/fs/cgroup/systemd")
+# No line of settings is longer.
+_LONGEST = 8192
 _PCI = "sys/bus/pci/devices"
-_ENVIRONMENT_FOLDERS = ("usr/lib/environment.d", "run/environment.d", "etc/environment.d")
+# The first wins. Source: environment.d(5).
+_ENVIRONMENT_FOLDERS = ("etc/environment.d", "run/environment.d", "usr/lib/environment.d")
 # What container engines leave inside. Source: systemd's src/basic/virt.c.
 _CONTAINER = ("run/.containerenv", ".dockerenv", "run/systemd/container")
 # The first wins. Source: systemd-system.conf(5).
@@ -73,14 +79,14 @@ def read_settings(root: Root, machine: Machine) -> HostSettings:
         interrupts=_read_interrupts(interrupts, machine),
         irqbalance=_read_irqbalance(interrupts, unit_folder),
         environment=_read_environment(environment),
-        manager=_read_manager(systemd, MANAGER) if systemd.exists("etc") else None,
+        manager=_read_manager(systemd, MANAGER) if systemd.is_whole() else None,
         services=None
         if unit_folder is None
         else frozenset(name for name in SERVICES if systemd.exists(f"{unit_folder}/{name}")),
         cgroup_version=_read_cgroup_version(systemd),
         is_virtual=parse_is_virtual(packages.text("proc/cpuinfo")),
         huge_pages=_read_huge_pages(memory, machine),
-        has_systemd=systemd.exists("run/systemd/system") if systemd.exists("run") else None,
+        has_systemd=systemd.exists("run/systemd/system") or (False if systemd.is_whole() else None),
         container=next((f"/{one}" for one in _CONTAINER if systemd.exists(one)), None),
         kernel=parse_kernel(systemd.text("proc/sys/kernel/osrelease")),
         unreadable={
@@ -109,6 +115,8 @@ class _Reader:
         try:
             text = self.root.read(path, lossy=True)
         except ReadError:
+            text = UNREADABLE
+        if text == UNREADABLE:
             self.unreadable[f"/{path}"] = None
             return None
         # Windows' editors begin a file with it.
@@ -120,9 +128,12 @@ class _Reader:
 
     def parsed(self, path: str, parse: Callable[[str], _T]) -> _T | None:
         """What a parser makes of a file; None where there is none that can be read, or of another form."""
+        text = self.read(path)
+        if text is None:
+            return None
         try:
-            return read_parsed(self.root, path, parse)
-        except (ReadError, ParseError):
+            return parse(text)
+        except ParseError:
             self.unreadable[f"/{path}"] = None
             return None
 
@@ -135,11 +146,19 @@ class _Reader:
             return []
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a folder. Of a file this is not asked: its link would be kept, and not its name."""
+        """Whether something is there, whatever it is.
+
+        Not for files whose text is read too: of those a link would be recorded, and not the name.
+        """
         try:
             return self.root.resolve(path) is not None
         except ReadError:
+            self.unreadable[f"/{path}"] = None
             return False
+
+    def is_whole(self) -> bool:
+        """Whether the root has the files of a system, so that what it lacks the system lacks."""
+        return self.root.is_this_system or self.exists("etc/os-release")
 
 
 # Interrupts ------------------------------------------------------------------------------------
@@ -148,20 +167,20 @@ class _Reader:
 def _read_interrupts(
     reader: _Reader, machine: Machine
 ) -> dict[PciAddress, tuple[Interrupt, ...]] | None:
-    """Of each card and physical network device; None if none of them is said.
+    """Of each card and network device that says them all; None if none does.
 
     A function without message interrupts has one in its file irq, which others may share; that is
     not read.
     """
     addresses = [card.address for card in machine.accelerators if card.address is not None]
-    addresses += [nic.address for nic in machine.nics if nic.name and not nic.is_virtual]
+    addresses += [nic.address for nic in machine.nics if nic.name]
     found: dict[PciAddress, tuple[Interrupt, ...]] = {}
     for address in addresses:
         names = reader.names(f"{_PCI}/{address}/msi_irqs")
         numbers = sorted(int(name) for name in names if is_id(name))
-        listed = (_read_interrupt(reader, number) for number in numbers)
+        listed = [_read_interrupt(reader, number) for number in numbers]
         known = tuple(one for one in listed if one is not None)
-        if known:
+        if known and len(known) == len(listed):
             found[address] = known
     return found or None
 
@@ -188,14 +207,17 @@ def _read_irqbalance(reader: _Reader, unit_folder: str | None) -> Irqbalance | N
     if not runs and not reader.names("run/irqbalance"):
         return None
     for path in IRQBALANCE_SETTINGS:
+        banned = reader.parsed(path, parse_banned)
+        if f"/{path}" in reader.unreadable:
+            return Irqbalance(None, f"/{path}", is_known=False)
         if reader.read(path) is not None:
-            return Irqbalance(reader.parsed(path, parse_banned), f"/{path}")
-    return Irqbalance(None, f"/{IRQBALANCE_SETTINGS[0]}")
+            return Irqbalance(banned, f"/{path}")
+    return Irqbalance(None, f"/{IRQBALANCE_SETTINGS[0]}", is_known=reader.is_whole())
 
 
 def parse_banned(text: str) -> CpuSet | None:
     """The CPUs that irqbalance's settings ban; None if they name none."""
-    values = dict(parse_shell(text, IRQBALANCE))
+    values = dict(parse_assignments(text, IRQBALANCE))
     for name, parse in zip(IRQBALANCE, (CpuSet.parse_list, CpuSet.parse_mask), strict=True):
         if values.get(name):
             return parse(values[name].removeprefix("0x"))
@@ -206,24 +228,15 @@ def parse_banned(text: str) -> CpuSet | None:
 
 
 def _read_environment(reader: _Reader) -> tuple[Setting, ...] | None:
-    """The variables of ENVIRONMENT that every service or session gets; None where there is no /etc."""
-    if not reader.exists("etc"):
+    """The variables of ENVIRONMENT that every service or session gets; None where the root is no whole system's."""
+    if not reader.is_whole():
         return None
     found: list[Setting] = []
     for parse, files, folders, ending in (
         (parse_variables, ("etc/environment",), _ENVIRONMENT_FOLDERS, ".conf"),
         (parse_shell, ("etc/profile", "etc/bash.bashrc"), ("etc/profile.d",), ".sh"),
     ):
-        paths = [
-            *files,
-            *(
-                f"{folder}/{name}"
-                for folder in folders
-                for name in reader.names(folder)
-                if name.endswith(ending)
-            ),
-        ]
-        for path in paths:
+        for path in (*files, *_list_drop_ins(reader, folders, ending)):
             # The last one counts.
             values = dict(parse(reader.text(path), ENVIRONMENT))
             found += [Setting(name, value, f"/{path}") for name, value in values.items()]
@@ -232,6 +245,16 @@ def _read_environment(reader: _Reader) -> tuple[Setting, ...] | None:
         for name, value in parse_manager_environment(words.value):
             own[name] = Setting(name, value, words.place)
     return (*found, *own.values())
+
+
+def _list_drop_ins(reader: _Reader, folders: Sequence[str], ending: str) -> list[str]:
+    """The files of these folders with that ending, by name; of equal names the first folder's counts."""
+    paths: dict[str, str] = {}
+    for folder in folders:
+        for name in reader.names(folder):
+            if name.endswith(ending):
+                paths.setdefault(name, f"{folder}/{name}")
+    return [paths[name] for name in sorted(paths)]
 
 
 def _read_manager(reader: _Reader, keys: Sequence[str]) -> tuple[Setting, ...]:
@@ -245,13 +268,11 @@ def _read_manager(reader: _Reader, keys: Sequence[str]) -> tuple[Setting, ...]:
         if reader.read(f"{folder}/system.conf") is not None:
             paths.append(f"{folder}/system.conf")
             break
-    drop_ins: dict[str, str] = {}
-    for folder in _MANAGER_FOLDERS:
-        for name in reader.names(f"{folder}/system.conf.d"):
-            if name.endswith(".conf"):
-                drop_ins.setdefault(name, f"{folder}/system.conf.d/{name}")
+    paths += _list_drop_ins(
+        reader, [f"{folder}/system.conf.d" for folder in _MANAGER_FOLDERS], ".conf"
+    )
     found: list[Setting] = []
-    for path in (*paths, *(drop_ins[name] for name in sorted(drop_ins))):
+    for path in paths:
         for key, value in parse_manager_keys(reader.text(path), keys):
             if value:
                 found.append(Setting(key, value, f"/{path}"))
@@ -271,47 +292,71 @@ _VARIABLE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.ASC
 def parse_variables(text: str, names: Container[str]) -> list[tuple[str, str]]:
     """(name, value) of the lines 'NAME=value' with one of these names, as PAM and environment.d read them.
 
-    Quotes around the whole value are taken off.
+    What follows a '#' is a comment, and quotes around the whole value are taken off.
     """
     found: list[tuple[str, str]] = []
     for line in text.splitlines():
         match = _VARIABLE.fullmatch(line)
         if match is not None and match[1] in names:
-            value = match[2].strip()
+            value = match[2].partition("#")[0].strip()
             if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
                 value = value[1:-1]
             found.append((match[1], value))
     return found
 
 
-def parse_shell(text: str, names: Container[str]) -> list[tuple[str, str]]:
-    """(name, value) of what a shell script's lines set of these names, for good.
+def parse_shell(text: str, names: Collection[str]) -> list[tuple[str, str]]:
+    """(name, value) of what a shell script hands on of these names.
 
-    These are 'NAME=value', 'export NAME=value ...' and 'declare -x NAME=value', whatever condition
-    they stand under; what a shell would fill in stays as it is written. A variable in front of a
-    command is that command's alone.
+    These are 'export NAME=value ...' and 'declare -x NAME=value', whatever condition they stand
+    under, and 'NAME=value' before 'export NAME'; 'unset NAME' takes it back. What a shell would fill
+    in stays as it is written. A variable in front of a command is that command's alone.
     """
-    found: list[tuple[str, str]] = []
+    exported: dict[str, str] = {}
+    own: dict[str, str] = {}
     for line in text.splitlines():
+        if not any(name in line for name in names):
+            continue
         for part in re.split(r";|&&|\|\||\bthen\b|\bdo\b", line):
             words = _split(part, comments=True)
             is_kept = words[:1] == ["export"] or words[:2] == ["declare", "-x"]
             pairs = [word.partition("=") for word in words]
-            if is_kept or all(equals for _, equals, _ in pairs):
-                found += [
-                    (name, value) for name, equals, value in pairs if equals and name in names
-                ]
+            if is_kept:
+                for name, equals, value in pairs:
+                    if name in names and (equals or name in own):
+                        exported[name] = value if equals else own[name]
+            elif words[:1] == ["unset"]:
+                for name in words[1:]:
+                    exported.pop(name, None)
+                    own.pop(name, None)
+            elif all(equals for _, equals, _ in pairs):
+                for name, _, value in pairs:
+                    if name in exported:
+                        exported[name] = value
+                    elif name in names:
+                        own[name] = value
+    return list(exported.items())
+
+
+def parse_assignments(text: str, names: Collection[str]) -> list[tuple[str, str]]:
+    """(name, value) of the lines 'NAME=value' with one of these names, as a shell reads a file of settings."""
+    found: list[tuple[str, str]] = []
+    for line in text.splitlines():
+        match = _VARIABLE.fullmatch(line)
+        if match is not None and match[1] in names:
+            found.append((match[1], next(iter(_split(match[2], comments=True)), "")))
     return found
 
 
 def parse_manager_keys(text: str, keys: Container[str]) -> list[tuple[str, str]]:
     """(key, value) of the lines 'key=value' of these keys in the section [Manager].
 
-    A line that ends in a backslash goes on in the next. Source: systemd.syntax(7).
+    A line that ends in a backslash goes on in the next one that is no comment. Source: systemd.syntax(7).
     """
     found: list[tuple[str, str]] = []
     section = ""
-    for line in re.sub(r"\\\r?\n", " ", text).splitlines():
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("#", ";"))]
+    for line in "\n".join(lines).replace("\\\n", " ").splitlines():
         stripped = line.strip()
         if stripped.startswith("[") and stripped.endswith("]"):
             section = stripped[1:-1]
@@ -328,6 +373,8 @@ def parse_manager_environment(value: str) -> list[tuple[str, str]]:
 
 
 def _split(text: str, *, comments: bool = False) -> list[str]:
+    if len(text) > _LONGEST:  # shlex takes the square of the length
+        return text.split()
     try:
         return shlex.split(text, comments=comments)
     except ValueError:  # an open quote
@@ -338,17 +385,21 @@ def _split(text: str, *, comments: bool = False) -> list[str]:
 
 
 def _read_cgroup_version(reader: _Reader) -> int | None:
-    """Of the hierarchy that owns the cpuset controller; None if none is known to."""
+    """Of the hierarchy that owns the cpuset controller; 0 if none does, None if nothing says so."""
     try:
         hierarchies = find_hierarchies(reader.root)
     except ReadError:
         return None
+    found: int | None = None
     for hierarchy in hierarchies:
         if hierarchy.version == 1 and reader.exists(hierarchy.mount):
             return 1
-        if "cpuset" in reader.text(f"{hierarchy.mount}/cgroup.controllers").split():
+        controllers = reader.text(f"{hierarchy.mount}/cgroup.controllers").split()
+        if "cpuset" in controllers:
             return 2
-    return None
+        if controllers:
+            found = 0
+    return found
 
 
 def parse_is_virtual(text: str) -> bool | None:

@@ -8,18 +8,10 @@ from typing import NamedTuple
 from provisioner.idset import CpuSet, union_cpus
 from provisioner.locality import Locality, find_locality
 from provisioner.pci import PciAddress, find_pci_address
-from provisioner.plan import Note, Plan, Rank
-from provisioner.setting_notes import name_some
+from provisioner.plan import Note, Plan
+from provisioner.sentences import name_some, named_ranks
 from provisioner.settings import Interrupt, Irqbalance
 from provisioner.topology import Machine
-
-
-def named_ranks(plan: Plan) -> Iterator[tuple[str, Rank]]:
-    """(name for people, rank) of every rank."""
-    for service in plan.services:
-        of = f" of service {service.name}" if len(plan.services) > 1 else ""
-        for rank in service.ranks:
-            yield f"rank {rank.rank}{of}", rank
 
 
 class _Device(NamedTuple):
@@ -79,9 +71,10 @@ def find_stray_interrupts(
             )
     if strays:
         there = union_cpus(one.cpus for one in stray) & plan.assigned_cpus
+        land = "may land" if any(one.is_asked for one in stray) else "land"
         yield Note(
             "stray_interrupts",
-            f"Interrupts of {name_some(strays, 4)}, which no rank uses, {_land(stray)} on CPUs {there} of "
+            f"Interrupts of {name_some(strays, 4)}, which no rank uses, {land} on CPUs {there} of "
             f"{name_some(_ranks_on(plan, there), 4)}.",
             _how_to_move(stray, plan.system_cpus, is_balanced=is_balanced)
             if plan.system_cpus
@@ -112,8 +105,9 @@ def _how_to_move(interrupts: Sequence[Interrupt], cpus: CpuSet, *, is_balanced: 
         for first, last in _runs(one.number for one in interrupts)
     )
     first = "Tell irqbalance to keep off, then send" if is_balanced else "Send"
+    what = "it" if len(interrupts) == 1 else "them"
     return (
-        f"{first} them to CPUs {cpus}, as root in bash: for n in {numbers}; do echo {cpus} > "
+        f"{first} {what} to CPUs {cpus}, as root in bash: for n in {numbers}; do echo {cpus} > "
         "/proc/irq/$n/smp_affinity_list; done"
     )
 
@@ -184,15 +178,27 @@ def note_irqbalance(machine: Machine, daemon: Irqbalance, plan: Plan) -> Iterato
     # Without settings it keeps off isolated CPUs by itself, and with them off those alone.
     banned = machine.isolated_cpus if daemon.banned is None else daemon.banned
     free = plan.assigned_cpus - banned
-    if not free:
+    if not free or not daemon.is_known:
         return
-    ban = plan.assigned_cpus | machine.isolated_cpus
+    ban = plan.assigned_cpus | banned | machine.isolated_cpus
     said = f", banned from CPUs {daemon.banned}," if daemon.banned else ""
     yield Note(
         "irqbalance",
         f"irqbalance runs{said} and may move any interrupt to CPUs {free} of the ranks.",
-        f"Set IRQBALANCE_BANNED_CPULIST={ban} in {daemon.settings} and restart it"
+        f"Set IRQBALANCE_BANNED_CPULIST={ban} (and nohz_full CPUs, if there are) in {daemon.settings}, restart it"
         if plan.system_cpus
         else "Keep cores for the system (reserve_cores=), then ban it from the ranks' CPUs by "
         f"IRQBALANCE_BANNED_CPULIST= in {daemon.settings}, or stop it",
+    )
+
+
+def find_silent_devices(
+    machine: Machine, interrupts: Mapping[PciAddress, tuple[Interrupt, ...]], plan: Plan
+) -> tuple[str, ...]:
+    """The devices of ranks that do not say where all of their interrupts land."""
+    devices = _find_devices(machine, plan)
+    return tuple(
+        device.label
+        for address, device in devices.items()
+        if device.ranks and address not in interrupts
     )

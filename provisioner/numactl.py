@@ -104,7 +104,8 @@ def compare_numactl(machine: Machine, text: str, place: str) -> Comparison:
             facts += 1
             if equal:
                 continue
-            if code == "numactl_cpus" and theirs.cpus[node.id] < node.cpus:
+            own = theirs.cpus[node.id] if code == "numactl_cpus" else CpuSet()
+            if own and own < node.cpus:
                 narrow.append(node.id)
             else:
                 differences.append(_differs(code, f"{place}: {said}", ours))
@@ -112,11 +113,14 @@ def compare_numactl(machine: Machine, text: str, place: str) -> Comparison:
         explained.append(
             f"it shows a part of the CPUs of nodes {NodeSet(narrow)}: those of its caller's cpuset"
         )
-    unsaid = [
-        f"{what} (it is not in {place})"
-        for what, said in (("memory sizes", theirs.sizes_mib), ("distances", theirs.distances))
-        if not said
-    ]
+    unsaid = []
+    for what, nodes in (
+        ("memory sizes", NodeSet(theirs.sizes_mib)),
+        ("distances", NodeSet(theirs.distances)),
+    ):
+        mute = NodeSet(theirs.cpus) - nodes
+        if mute:
+            unsaid.append(f"{what} of NUMA nodes {mute} (they are not in {place})")
     agreed = facts - len(narrow) - len(differences)
     return Comparison(
         _READER, place, facts, agreed, tuple(explained), tuple(unsaid), tuple(differences)

@@ -7,7 +7,7 @@ cpuset allows: neither is a difference.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from provisioner.comparison import Comparison
@@ -16,6 +16,7 @@ from provisioner.idset import CpuSet, NodeSet, union_cpus
 from provisioner.locality import Locality, find_card_locality, find_cpu_nodes, find_locality
 from provisioner.pci import PciAddress
 from provisioner.plan import Note
+from provisioner.sentences import name_some
 from provisioner.topology import Accelerator, Machine
 
 _READER = "nvidia-smi topo -m"
@@ -76,7 +77,7 @@ def parse_topology(text: str) -> SmiTopology:
             if number in gpus:
                 raise ParseError(f"row 'GPU{number}' is there twice")
             gpus[number] = _parse_row(words, columns, heads)
-    if is_wrapped and not gpus and re.search(r"^\W*GPU0\s", text, re.MULTILINE):
+    if is_wrapped and not gpus and re.search(r"^[^\w\n]*GPU0\s", text, re.MULTILINE):
         raise ParseError(
             f"is wrapped: its column '{_HEADS[0]}' is on another line than 'GPU0'",
             "Send what it prints into a file, and give that",
@@ -97,8 +98,10 @@ def _parse_row(words: Sequence[str], columns: Sequence[str], heads: Sequence[str
             f"row '{words[0]}': {found}: expected {len(columns)} links such as PIX or NV18"
         )
     # A blank after a comma.
-    while len(rest) > len(heads) and rest[0].endswith(","):
-        rest[:2] = [rest[0] + rest[1]]
+    pieces = 0
+    while len(rest) - pieces > len(heads) and rest[pieces].endswith(","):
+        pieces += 1
+    rest[: pieces + 1] = ["".join(rest[: pieces + 1])]
     # What is empty can't be told from what is missing, unless all is there.
     said = dict(zip(heads, rest, strict=False)) if len(rest) >= len(heads) else {}
     cpus, nodes, own = (said.get(head) for head in _HEADS)
@@ -177,6 +180,7 @@ def compare_topology(machine: Machine, text: str, place: str) -> Comparison:
             )
         else:
             agreed += 1
+    nics = {name for nic in machine.nics for name in nic.rdma_names}
     explained = []
     if cut:
         explained.append(f"it cuts the lists of CPUs of GPUs {NodeSet(cut)}")
@@ -192,7 +196,7 @@ def compare_topology(machine: Machine, text: str, place: str) -> Comparison:
         facts,
         agreed,
         tuple(explained),
-        tuple(_find_unsaid(theirs, len(cards), place)),
+        tuple(_find_unsaid(theirs, len(cards), nics, place)),
         tuple(
             Note(code, f"{place}: {_first(listed)}.", _HINTS.get(code, _HINT))
             for code, listed in differences.items()
@@ -203,7 +207,7 @@ def compare_topology(machine: Machine, text: str, place: str) -> Comparison:
 _HINT = 'Ask which is right: lspci -vv, the board\'s manual; then state it in provision.toml: [locality] "CARD" = NODE'
 _HINTS = {
     "nvidia_smi_link": "Which RDMA device is near to a card rests on this: look at lspci -tv",
-    "nvidia_smi_memory": "Record the driver's numa_status files too: /proc/driver/nvidia",
+    "nvidia_smi_memory": "The driver's word is in /proc/driver/nvidia/gpus/*/numa_status: look there",
 }
 
 
@@ -213,8 +217,17 @@ def _first(listed: Sequence[str], most: int = 3) -> str:
     return "; ".join(listed[:most]) + more
 
 
-def _find_unsaid(theirs: SmiTopology, cards: int, place: str) -> Iterator[str]:
-    """What the matrix leaves out, or was cut off."""
+def _find_unsaid(
+    theirs: SmiTopology, cards: int, nics: Container[str], place: str
+) -> Iterator[str]:
+    """What the matrix leaves out, was cut off, or says of devices that the machine does not have."""
+    strange = [
+        name
+        for column in theirs.columns
+        if not _GPU.fullmatch(column) and (name := theirs.names.get(column, column)) not in nics
+    ]
+    if strange:
+        yield f"how near {name_some([shorten(one) for one in strange], 4)} of {place} are: no such device is here"
     missing = NodeSet(range(cards)) - NodeSet(theirs.gpus)
     if missing:
         yield f"what it says of GPUs {missing} (their rows are not in {place})"

@@ -21,12 +21,14 @@ from provisioner.cpusets import Unified
 from provisioner.enforce import control_drop_ins
 from provisioner.errors import Problem
 from provisioner.filestore import Entry, look
+from provisioner.hostfs import parse_kernel, read_manager_settings
 from provisioner.idset import CpuSet
 from provisioner.layout import CONTROL_FOLDERS, TRANSIENT_FOLDER, UNIT_FOLDERS, Layout, slice_cgroup
 from provisioner.observe import Observed, find_drop_ins, plan_slices, plan_units
 from provisioner.plan import Note, Plan
 from provisioner.render import CONFINED
 from provisioner.root import Root
+from provisioner.setting_notes import note_manager
 from provisioner.sysfs import read_node_available
 
 # systemd refuses a reload with less than this free in /run. Source: manager_serialize, RELOAD_DISK_SPACE_MIN.
@@ -91,7 +93,7 @@ def preflight(
     problems += _check_managers(bus, allowed, notes)
     if plan.confine:
         notes += _note_containers(bus)
-    notes += _note_affinity()
+    notes += _note_affinity(root)
     notes += _note_neighbours(plan, seen)
     return Objections(tuple(problems), tuple(notes))
 
@@ -316,22 +318,13 @@ def _note_containers(bus: Bus) -> Iterator[Note]:
         )
 
 
-def _note_affinity() -> Iterator[Note]:
+def _note_affinity(root: Root) -> Iterator[Note]:
     """Enabling cpuset resets CPUAffinity= of system.conf before Linux 6.2 (commit da019032819a)."""
-    match = re.match(r"(\d+)\.(\d+)", platform.release())
-    if match is None or (int(match[1]), int(match[2])) >= (6, 2):
-        return
-    for folder in ("/etc/systemd", "/run/systemd", "/usr/lib/systemd"):
-        paths = [Path(folder, "system.conf"), *sorted(Path(folder).glob("system.conf.d/*.conf"))]
-        for path in paths:
-            found = re.search(r"^\s*CPUAffinity\s*=\s*(\S.*)$", _read(str(path)), re.MULTILINE)
-            if found:
-                yield Note(
-                    "affinity_reset",
-                    f"{path} has CPUAffinity={found[1].strip()}: this kernel forgets it when the cpuset "
-                    "controller is enabled.",
-                    "Use confine instead of CPUAffinity=",
-                )
+    kernel = parse_kernel(platform.release())
+    if kernel is not None and kernel < (6, 2):
+        yield from note_manager(
+            [one for one in read_manager_settings(root) if one.name == "CPUAffinity"], kernel
+        )
 
 
 def _note_neighbours(plan: Plan, seen: Observed) -> Iterator[Note]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from provisioner.cgroup import (
@@ -19,7 +19,7 @@ from provisioner.cgroup import (
     format_mounts,
     format_own_paths,
 )
-from provisioner.errors import ReadError, shorten
+from provisioner.errors import ParseError, ReadError, shorten
 from provisioner.hostfs import (
     CGROUP_MOUNTS,
     ENVIRONMENT,
@@ -28,6 +28,8 @@ from provisioner.hostfs import (
     MANAGER,
     MANAGER_ENVIRONMENT,
     SERVICES,
+    UNREADABLE,
+    parse_banned,
     parse_is_virtual,
     parse_manager_environment,
     parse_manager_keys,
@@ -89,7 +91,13 @@ class Scrubbed(NamedTuple):
     renamed: Mapping[str, str]  # devices' names that held an identifier -> what stands for them
 
 
-def scrub(root: Root, recorded: Recorded, name: str, cgroups: Iterable[str] = ()) -> Scrubbed:
+def scrub(
+    root: Root,
+    recorded: Recorded,
+    name: str,
+    cgroups: Iterable[str] = (),
+    unreadable: Iterable[str] = (),
+) -> Scrubbed:
     """The tree of what was recorded.
 
     Args:
@@ -97,13 +105,17 @@ def scrub(root: Root, recorded: Recorded, name: str, cgroups: Iterable[str] = ()
         recorded: what was found there.
         name: the tree's, for messages.
         cgroups: the paths that somebody asked for by name, which are kept.
+        unreadable: the files of settings that could not be read, which stay so.
 
     Raises ReadError for a file whose text no rule covers: there may be anything in it.
     """
     moves, own = _place_cgroups(root, recorded.files, cgroups)
     paths = [*recorded.files, *recorded.links, *recorded.links.values(), *recorded.folders]
     renames, devices = _find_renames([_move(path, moves) for path in paths], find_host_name(root))
-    reduced = {path: _reduce(path, text) for path, text in recorded.files.items()}
+    reduced = {
+        path: _reduce(path, text.removeprefix("\ufeff")) for path, text in recorded.files.items()
+    }
+    reduced |= {path.lstrip("/"): UNREADABLE for path in unreadable}
     numbers = _number_files(path for path, text in reduced.items() if text is not None)
 
     def rename(path: str) -> str:
@@ -293,7 +305,7 @@ def _pairs(*names: str) -> _Reduce:
 
 # Of values: numbers, what the variables' own documentations name, and RDMA devices as drivers call them.
 _PLAIN = re.compile(
-    r"-?[0-9]{1,10}|PCI_BUS_ID|FASTEST_FIRST|all|none|void|true|false|yes|no|on|off|enable|disable"
+    r"-?[0-9]{1,5}|PCI_BUS_ID|FASTEST_FIRST|all|none|void|true|false|yes|no|on|off|enable|disable"
     r"|close|spread|master|primary|cores|threads|sockets|ll_caches|numa_domains"
     r"|granularity|fine|core|tile|thread|compact|scatter|balanced|disabled|explicit|proclist|verbose|noverbose"
     r"|respect|norespect|warnings|nowarnings|socket|node|numa|cache[123]?|omp|auto|pack|bunch"
@@ -311,25 +323,24 @@ def _plain(value: str) -> str:
 
 
 def _assignments(
-    parse: Callable[[str, Container[str]], list[tuple[str, str]]], *names: str
+    parse: Callable[[str, Collection[str]], list[tuple[str, str]]], start: str = ""
 ) -> _Reduce:
-    """Keeps the lines 'NAME=value' of these names, with what identifies nobody of the values."""
+    """Keeps the lines 'NAME=value' of variables that matter, with what identifies nobody of the values."""
 
     def reduce(text: str) -> str | None:
-        kept = [f'{name}="{_plain(value)}"\n' for name, value in parse(text, names)]
+        kept = [f'{start}{name}="{_plain(value)}"\n' for name, value in parse(text, ENVIRONMENT)]
         return "".join(kept) or None
 
     return reduce
 
 
-def _banned(text: str) -> str | None:
-    """Keeps the CPUs that irqbalance is banned from; what is of another form stays of another form."""
-    kept = [
-        f"{name}={value if re.fullmatch(r'(?:0x)?[0-9a-f,-]*', value) else REMOVED}\n"
-        for name, value in parse_shell(text, IRQBALANCE)
-        if value
-    ]
-    return "".join(kept) or None
+def _banned(text: str) -> str:
+    """Keeps the CPUs that irqbalance is banned from; what is no list of them stays so."""
+    try:
+        banned = parse_banned(text)
+    except ParseError:
+        return UNREADABLE
+    return "" if banned is None else f"{IRQBALANCE[0]}={banned}\n"
 
 
 def _manager_keys(text: str) -> str | None:
@@ -338,9 +349,10 @@ def _manager_keys(text: str) -> str | None:
     for key, value in parse_manager_keys(text, (*MANAGER, MANAGER_ENVIRONMENT)):
         if key != MANAGER_ENVIRONMENT:
             is_known = re.fullmatch(
-                r"[0-9\s,-]*|numa|all|default|preferred|bind|interleave|local", value
+                r"[0-9]{1,5}(?:[\s,-]+[0-9]{1,5})*|numa|default|preferred|bind|interleave|local",
+                value,
             )
-            kept.append(f"{key}={value if is_known else REMOVED}\n")
+            kept.append(f"{key}={value if is_known or not value else REMOVED}\n")
             continue
         pairs = [f'"{name}={_plain(one)}"' for name, one in parse_manager_environment(value)]
         if pairs or not value:
@@ -348,9 +360,9 @@ def _manager_keys(text: str) -> str | None:
     return "[Manager]\n" + "".join(kept) if kept else None
 
 
-def _numbers_or_nothing(text: str) -> str | None:
-    """Keeps numbers; what is not read as such where it should be is not known anywhere."""
-    return text.rstrip() + "\n" if _is_numbers(text) else None
+def _numbers_or_unreadable(text: str) -> str:
+    """Keeps numbers; what is none where it should be stays so."""
+    return text.rstrip() + "\n" if _is_numbers(text) else UNREADABLE
 
 
 def _cpuinfo(text: str) -> str:
@@ -393,14 +405,14 @@ _RULES: tuple[tuple[re.Pattern[str], _Reduce], ...] = tuple(
         (r"proc/meminfo|sys/devices/system/node/node\d+/meminfo", _matching(r"^.*MemTotal:.*$")),
         (r"proc/cpuinfo", _cpuinfo),
         (r"proc/sys/kernel/osrelease", _matching(r"\A[0-9]{1,4}\.[0-9]{1,4}")),
-        (r"proc/irq/.*|.*/nr_hugepages", _numbers_or_nothing),
+        (r"proc/irq/.*|.*/nr_hugepages", _numbers_or_unreadable),
         (
             r"etc/environment|(?:etc|run|usr/lib)/environment\.d/[^/]+",
-            _assignments(parse_variables, *ENVIRONMENT),
+            _assignments(parse_variables),
         ),
         (
             r"etc/(?:profile|bash\.bashrc|profile\.d/[^/]+)",
-            _assignments(parse_shell, *ENVIRONMENT),
+            _assignments(parse_shell, "export "),
         ),
         (r"(?:etc|run|usr(?:/local)?/lib)/systemd/system\.conf(?:\.d/[^/]+)?", _manager_keys),
         (r"etc/(?:default|sysconfig)/irqbalance", _banned),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from provisioner.errors import shorten
 from provisioner.plan import Note
+from provisioner.sentences import name_some
 from provisioner.settings import (
     CARD_CHOICE,
     CARD_ORDER,
@@ -84,6 +85,12 @@ def note_running(settings: HostSettings) -> Iterator[Note]:
             "systemd does not run here: no slice can be made.",
             "Have the workers bind themselves: docs/worker.md",
         )
+    elif settings.cgroup_version == 0:
+        yield Note(
+            "no_cpuset",
+            "No cgroup hierarchy has the cpuset controller: systemd would accept AllowedCPUs= and nothing enforce it.",
+            "Boot without cgroup_disable=cpuset",
+        )
     elif settings.cgroup_version == 1:
         yield Note(
             "cgroup_v1",
@@ -143,32 +150,26 @@ def note_services(services: frozenset[str]) -> Iterator[Note]:
 
 
 def note_huge_pages(machine: Machine, sizes: Sequence[HugePages]) -> Iterator[Note]:
-    """Huge pages honour cpusets: where a node has none, mapping one fails though others have some."""
+    """The notes on sizes of which some nodes with CPUs have less than two thirds of what another has.
+
+    Huge pages honour cpusets: where a node has none left, mapping one fails though others have some.
+    """
     for pages in sizes:
-        lacking = [
-            node.id
+        counts = {
+            node.id: pages.by_node[node.id]
             for node in machine.nodes
-            if node.cpus and node.kind != "none" and pages.by_node.get(node.id) == 0
-        ]
-        if lacking:
-            having = ", ".join(
-                f"{count} on node {node}" for node, count in pages.by_node.items() if count
-            )
+            if node.cpus and node.kind != "none" and node.id in pages.by_node
+        }
+        if counts and 3 * min(counts.values()) < 2 * max(counts.values()):
+            said = ", ".join(f"{number} on node {node}" for node, number in counts.items())
             yield Note(
                 "huge_pages",
-                f"Huge pages of {pages.size_kib} KiB are set aside on some NUMA nodes only: {having}, none on "
-                f"{', '.join(map(str, lacking))}. A worker that is bound there gets none.",
-                "Set them aside on each: /sys/devices/system/node/nodeN/hugepages/"
+                f"Huge pages of {pages.size_kib} KiB are set aside unevenly: {said}. A worker that is bound to a "
+                "node that has none left gets none.",
+                "Set as many aside on each: /sys/devices/system/node/nodeN/hugepages/"
                 f"hugepages-{pages.size_kib}kB/nr_hugepages",
             )
 
 
 def _run(names: Sequence[str]) -> str:
     return "runs" if len(names) == 1 else "run"
-
-
-def name_some(words: Sequence[str], most: int = 8) -> str:
-    """'a, b and c'; of very many the first ones and how many more."""
-    if len(words) > most:
-        return f"{', '.join(words[:most])} and {len(words) - most} more"
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else "none"

@@ -35,9 +35,7 @@ class Interrupt(NamedTuple):
 
     number: int  # N of /proc/irq/N
     cpus: CpuSet  # where it lands: effective_affinity_list; empty: it is not in use
-    is_asked: bool = (
-        False  # the kernel does not say that, and these are where it may: smp_affinity_list
-    )
+    is_asked: bool = False  # that is not said, and these are where it may land: smp_affinity_list
 
 
 class Irqbalance(NamedTuple):
@@ -45,6 +43,7 @@ class Irqbalance(NamedTuple):
 
     banned: CpuSet | None  # where it puts none, as its settings say; None: they name no CPUs
     settings: str  # the file that has its settings, e.g. /etc/default/irqbalance
+    is_known: bool = True  # whether its settings could be read
 
 
 class Setting(NamedTuple):
@@ -65,12 +64,13 @@ class HugePages(NamedTuple):
 class HostSettings(NamedTuple):
     """What a host is set to."""
 
-    interrupts: Mapping[PciAddress, tuple[Interrupt, ...]] | None  # of cards and network devices
-    irqbalance: Irqbalance | None  # None: it does not run
+    # Of cards and network devices; a device is missing of which not every interrupt says where it lands.
+    interrupts: Mapping[PciAddress, tuple[Interrupt, ...]] | None
+    irqbalance: Irqbalance | None  # None: it does not run, or nothing is known of services
     environment: tuple[Setting, ...] | None  # variables that every process gets and that matter
     manager: tuple[Setting, ...] | None  # CPUAffinity= and NUMAPolicy= of systemd itself
     services: frozenset[str] | None  # of `hostfs.SERVICES`, those that run
-    cgroup_version: int | None  # of the hierarchy that has the cpuset controller
+    cgroup_version: int | None  # of the hierarchy that has the cpuset controller; 0: none has it
     is_virtual: bool | None  # a hypervisor is below
     huge_pages: tuple[HugePages, ...] | None  # of each size of which there is one
     has_systemd: bool | None  # systemd is the process that started all others

@@ -50,23 +50,31 @@ def take_snapshot(root: Root, within: str = WITHIN_ROOT) -> Snapshot:
         )
     recorder = RecordingRoot(root)
     asked = dict.fromkeys((WITHIN_ROOT, WITHIN_SELF, within))
-    found = _read_all(recorder, asked)
+    found, unreadable = _read_all(recorder, asked)
     tree, renamed = scrub(
-        root, recorder.recorded(), "snapshot", asked.keys() - {WITHIN_ROOT, WITHIN_SELF}
+        root,
+        recorder.recorded(),
+        "snapshot",
+        asked.keys() - {WITHIN_ROOT, WITHIN_SELF},
+        unreadable,
     )
     replay = RecordingRoot(tree)
-    kept = _read_all(replay, asked)
+    kept, _ = _read_all(replay, asked)
     tree = _drop_unasked(tree, replay.recorded().folders)
     if kept != found and not renamed:
         raise RuntimeError("the snapshot would give another fingerprint than its machine")
     return Snapshot(pack_tree(tree), tree, kept[0], renamed)
 
 
-def _read_all(root: Root, asked: Iterable[str]) -> list[str]:
-    """The fingerprint within each cgroup; all that any command reads of a recording has then been read."""
+def _read_all(root: Root, asked: Iterable[str]) -> tuple[list[str], list[str]]:
+    """(the fingerprint within each cgroup, the files of settings that can't be read).
+
+    All that any command reads of a recording has then been read.
+    """
     machines = [discover(root, one) for one in asked]
-    read_settings(root, machines[0])
-    return [machine_fingerprint(machine) for machine in machines]
+    settings = read_settings(root, machines[0])
+    unreadable = [path for paths in settings.unreadable.values() for path in paths]
+    return [machine_fingerprint(machine) for machine in machines], unreadable
 
 
 def _drop_unasked(tree: MemoryRoot, asked: Mapping[str, Sequence[str]]) -> MemoryRoot:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 
 TEMPORARY = ".provision-tmp-"  # starts the name of what a killed run may leave
@@ -29,13 +30,18 @@ def write_whole(place: str, data: bytes, mode: int) -> None:
 def write_output(place: str, data: bytes) -> None:
     """Writes what a user asked for to a path of his, whole or not at all.
 
-    What a link leads to is written, and a device or a fifo is written into, as a shell does.
+    What a link leads to is written, and a device or a pipe is written into, as a shell does; a file
+    keeps its permissions.
 
     Raises OSError.
     """
-    place = os.path.realpath(place)
-    if os.path.exists(place) and not os.path.isfile(place):
+    try:
+        status = os.stat(place)
+    except FileNotFoundError:
+        status = None
+    if status is not None and not stat.S_ISREG(status.st_mode):
         with open(place, "wb") as stream:
             stream.write(data)
-    else:
-        write_whole(place, data, 0o644)
+        return
+    mode = 0o644 if status is None else stat.S_IMODE(status.st_mode)
+    write_whole(os.path.realpath(place), data, mode)

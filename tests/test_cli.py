@@ -211,7 +211,8 @@ def test_render_writes_checks_and_prints(capsys: Capture, tmp_path: Path) -> Non
         (["apply", "--nonsense"], "No such option"),
         (["plan", "--snapshot", "a", "--snapshot", "b"], "--snapshot is given 2 times"),
         (["topology", "--root", "a", "--root", "b"], "--root is given 2 times"),
-        (["plan", "--sample", "uneven-5-3", "--devices", "3-1"], "'3-1' runs backwards"),
+        (["plan", "--sample", "uneven-5-3", "--devices", "3-1"], "'3-1' is no range of cards"),
+        (["plan", "--sample", "uneven-5-3", "--devices", "0-999999"], "expected up to 1024"),
         (["verify", "--json", "--log"], "--json and --log exclude each other"),
         (["verify", "--output", "x"], "--output goes with --json or --prometheus"),
     ],
@@ -443,3 +444,11 @@ def test_contradictions_are_wrong_input(capsys: Capture, arguments: tuple[str, s
     status, out, err = call(capsys, "plan", "--sample", "uneven-5-3", *arguments)
     assert (status, out) == (2, "")
     assert err.count("Error: ") == 1
+
+
+def test_readme_begins_with_what_is_printed(capsys: Capture) -> None:
+    """The first example of the README is what its command prints."""
+    text = Path(__file__).parent.parent.joinpath("README.md").read_text("utf-8")
+    example = text.split("```\n")[1]
+    _, out, _ = call(capsys, "plan", "--sample", "nps4-8gpu")
+    assert example == out

@@ -45,7 +45,9 @@ def tree(files: dict[str, str], *folders: str, **facts: Any) -> MemoryRoot:
     plain = NicFacts(path=(parse_pci_address("0000:70:00.0"),), numa_node=0, net=("eth0",))
     cards = [("0000:11:00.0", 0), ("0000:21:00.0", 0), ("0000:81:00.0", 1), ("0000:91:00.0", 1)]
     host = make_tree({0: "0-7", 1: "8-15"}, cards, nics=(*nics, plain), numa_balancing=0, **facts)
-    return add_files(host, files, folders)
+    # A whole system's root is told by these.
+    whole = {"etc/os-release": "", "run/systemd/system/x": ""} if files else {}
+    return add_files(host, {**whole, **files}, folders)
 
 
 def diagnose(root: MemoryRoot, **request: Any) -> Diagnosis:
@@ -89,7 +91,10 @@ CARD0, CARD1, CARD2, NIC, ETH = (
 GOOD_FILES = {
     **irq(40, "1", CARD0),
     **irq(41, "5", CARD1),
+    **irq(42, "8-9", CARD2),
+    **irq(43, "13", "0000:91:00.0"),
     **irq(50, "0", NIC),
+    **irq(51, "4", "0000:22:00.0"),
     **irq(60, "", ETH),
     "etc/environment": "CUDA_DEVICE_ORDER=PCI_BUS_ID\n",
     **{
@@ -110,7 +115,7 @@ def test_nothing_is_odd_about_a_good_host() -> None:
     assert (found.ranks, found.is_this_system) == (4, False)
     assert check_of(found, "cores").why == "16 cores of 1 CPU each, all whole"
     assert check_of(found, "environment").why == "the system sets CUDA_DEVICE_ORDER=PCI_BUS_ID"
-    assert check_of(found, "interrupts").why.startswith("4 interrupts ")
+    assert check_of(found, "interrupts").why.startswith("7 interrupts ")
 
 
 def test_unknown_is_not_fine() -> None:
@@ -119,10 +124,16 @@ def test_unknown_is_not_fine() -> None:
     unknown = {check.name: check.unknown for check in found.checks if check.state == "unknown"}
     assert unknown == {
         "packages": ("whether a hypervisor is below",),
-        "memory": ("how many huge pages are set aside",),
+        "memory": ("how many huge pages are set aside on each node",),
         "ceiling": ("no cpuset file says anything",),
         "balancing": ("kernel.numa_balancing",),
-        "interrupts": ("where the interrupts of cards and network devices land",),
+        "interrupts": (
+            "whether irqbalance runs",
+            (
+                "where the interrupts of mlx5_0 (0000:12:00.0), mlx5_1 (0000:22:00.0), card 0000:11:00.0 "
+                "and 3 more land"
+            ),
+        ),
         "environment": ("what the system sets for every process: there is no /etc here",),
         "systemd": (
             "whether systemd runs",
@@ -136,10 +147,12 @@ def test_unknown_is_not_fine() -> None:
 
 def test_what_is_found_hides_nothing_that_is_not_known() -> None:
     """A check that found something still says what it could not look at, and nothing of being fine."""
-    found = diagnose(tree({"etc/systemd/system.conf": "[Manager]\nNUMAPolicy=bind\n"}))
+    found = diagnose(
+        tree({"etc/systemd/system.conf": "[Manager]\nNUMAPolicy=bind\n"}, "run/systemd/system")
+    )
     check = check_of(found, "systemd")
     assert (check.state, check.why) == ("found", "")
-    assert check.unknown == ("whether systemd runs", "which services run")
+    assert check.unknown == ("which services run",)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +201,9 @@ def test_interrupts_go_to_the_reserved_cores() -> None:
     """Where cores of the device's node are kept for the system, they belong there, and on a rank's own no more."""
     found = diagnose(tree({**irq(50, "5", NIC)}), reserve_cores=2)
     (note,) = check_of(found, "interrupts").notes
-    assert note.hint.startswith("Send them to CPUs 0-1, ")
-    assert notes_of(diagnose(tree(irq(50, "0", NIC)), reserve_cores=2)) == {}
+    assert note.hint.startswith("Send it to CPUs 0-1, ")
+    moved = diagnose(tree(irq(50, "0", NIC)), reserve_cores=2)
+    assert check_of(moved, "interrupts").notes == ()
 
 
 def test_interrupts_of_a_card() -> None:
@@ -272,6 +286,52 @@ def test_irqbalance_runs() -> None:
     assert irqbalance("2-7,10-15", reserve_cores=2) == []
 
 
+def test_irqbalance_that_is_told_what_nobody_knows() -> None:
+    """Settings that can't be read are no settings of none: what it is banned from is not known then."""
+    folder = "sys/fs/cgroup/system.slice/irqbalance.service"
+    root = tree({"etc/default/irqbalance": "IRQBALANCE_BANNED_CPULIST=$CPUS\n"}, folder)
+    for one in (root, unpack_tree(take_snapshot(root).data, "a")):
+        check = check_of(diagnose(one), "interrupts")
+        assert check.notes == ()
+        assert check.unknown[0] == "what irqbalance, which runs, is told in /etc/default/irqbalance"
+
+
+def test_irqbalance_stays_banned_from_what_it_is() -> None:
+    """What the settings ban already is in what is proposed."""
+    machine = discover(tree({}))
+    daemon = Irqbalance(CpuSet([0]), "/etc/default/irqbalance")
+    settings = NOTHING_KNOWN._replace(irqbalance=daemon)
+    found = examine(machine, settings, plan_for(machine, reserve_cores=2))
+    (note,) = check_of(found, "interrupts").notes
+    assert note.hint.startswith("Set IRQBALANCE_BANNED_CPULIST=0,2-7,10-15 ")
+
+
+def test_silent_devices_of_ranks_are_named() -> None:
+    """Where some devices say where their interrupts land, those of ranks that do not are named."""
+    found = check_of(diagnose(tree(irq(40, "1", CARD0))), "interrupts")
+    assert found.state == "unknown"
+    assert found.unknown[-1].startswith("where the interrupts of mlx5_0 (0000:12:00.0), mlx5_1 ")
+    assert CARD0 not in found.unknown[-1]
+
+
+def test_what_was_asked_for_is_not_odd() -> None:
+    """Idle siblings and cards without a rank are not found where they were asked for."""
+    machine = make_host({0: "0-7,8-15"}, [0, 0], stride=8)
+    found = examine(machine, NOTHING_KNOWN, plan_for(machine, smt="first", devices=("0",)))
+    assert not {"idle_siblings", "cards_without_rank"} & notes_of(found).keys()
+
+
+def test_nothing_is_placed_without_a_card() -> None:
+    """A host without a card has no placement that could be fine."""
+    machine = make_host({0: "0-7"})
+    found = examine(machine, NOTHING_KNOWN, (Problem("no_card", "no card", "Look"),))
+    assert check_of(found, "cards").state == "found"
+    assert check_of(found, "placement").unknown == (
+        "how ranks would be placed, as there is no plan",
+    )
+    assert check_of(found, "locality").why == "there is no card"
+
+
 def test_irqbalance_keeps_off_isolated_cpus_by_itself() -> None:
     """Without settings it is banned from isolated CPUs, and settings end that: the hint names them too."""
     machine = discover(tree({}, isolated_cpus=CpuSet([7, 15])))
@@ -280,7 +340,7 @@ def test_irqbalance_keeps_off_isolated_cpus_by_itself() -> None:
     found = examine(machine, settings, plan)
     (note,) = check_of(found, "interrupts").notes
     assert note.hint.startswith(
-        f"Set IRQBALANCE_BANNED_CPULIST={plan.assigned_cpus | CpuSet([7, 15])} in /etc/default/irqbalance"
+        f"Set IRQBALANCE_BANNED_CPULIST={plan.assigned_cpus | CpuSet([7, 15])} (and nohz_full CPUs"
     )
 
 
@@ -381,7 +441,11 @@ def test_huge_pages_on_some_nodes() -> None:
     path = "sys/devices/system/node/node{}/hugepages/hugepages-2048kB/nr_hugepages"
     found = diagnose(tree({path.format(0): "64\n", path.format(1): "0\n"}))
     (message,) = notes_of(found)["huge_pages"]
-    assert "64 on node 0, none on 1" in message
+    assert "64 on node 0, 0 on node 1" in message
+    uneven = diagnose(tree({path.format(0): "1000\n", path.format(1): "1\n"}))
+    assert "huge_pages" in notes_of(uneven)
+    partly = check_of(diagnose(tree({path.format(0): "64\n"})), "memory")
+    assert partly.unknown == ("how many huge pages are set aside on each node",)
     even = diagnose(tree({path.format(0): "64\n", path.format(1): "64\n"}))
     assert "huge_pages" not in notes_of(even)
 
@@ -499,9 +563,9 @@ def test_what_people_see(capsys: Capture, tmp_path: Path) -> None:
     assert lines[1] == "Judged by the plan that provision plan makes: 4 ranks"
     at = lines.index("Interrupts")
     assert lines[at + 1].startswith("  foreign_interrupts: The interrupt of mlx5_0")
-    assert lines[at + 2].startswith("    (Send them to CPUs 0-3")
+    assert lines[at + 2].startswith("    (Send it to CPUs 0-3")
     assert at < lines.index("Fine") < lines.index("Not known")
-    assert lines[-1] == "1 found, 7 checks fine, 7 not known"
+    assert lines[-1] == "1 found, 8 checks fine, 5 not known"
 
 
 def test_snapshot_from_standard_input(tmp_path: Path) -> None:
@@ -553,7 +617,9 @@ def test_texts_of_other_readers(capsys: Capture, tmp_path: Path) -> None:
     status, out, _ = call(capsys, *where)
     assert status == 0
     assert f"  numactl: {tmp_path}/numactl.txt: 3 of 3 facts agree\n" in out
-    assert f"  numactl: distances (it is not in {tmp_path}/numactl.txt)\n" in out
+    assert (
+        f"  numactl: distances of NUMA nodes 0-1 (they are not in {tmp_path}/numactl.txt)\n" in out
+    )
     (tmp_path / "numactl.txt").write_text(text.replace("15", "17"))
     status, out, _ = call(capsys, *where)
     assert status == 3
@@ -610,4 +676,9 @@ def test_this_system(capsys: Capture) -> None:
     """The running system is looked at, whatever it is, by an ordinary user too."""
     status, out, err = call(capsys, "doctor", "--json")
     assert (status, err) == (0, "")
-    assert json.loads(out)["is_this_system"] is True
+    value = json.loads(out)
+    assert value["is_this_system"] is True
+    states = {check["name"]: check["state"] for check in value["checks"]}
+    # Of the running system all files are there, or are not.
+    assert "unknown" not in (states["environment"], states["memory"], states["ceiling"])
+    assert (states["cards"] == "found") == (value["ranks"] is None)

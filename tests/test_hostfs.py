@@ -28,7 +28,14 @@ from provisioner.idset import CpuSet
 from provisioner.pci import parse_pci_address
 from provisioner.root import DirectoryRoot, MemoryRoot
 from provisioner.scrub import REMOVED
-from provisioner.settings import NOTHING_KNOWN, HostSettings, HugePages, Interrupt, Setting
+from provisioner.settings import (
+    NOTHING_KNOWN,
+    HostSettings,
+    HugePages,
+    Interrupt,
+    Irqbalance,
+    Setting,
+)
 from provisioner.snapshot import take_snapshot
 from tests.hosts import make_tree
 from tests.trees import add_files, write_tree
@@ -43,7 +50,9 @@ def tree(files: dict[str, str], *folders: str) -> MemoryRoot:
         path=(parse_pci_address("0000:10:01.0"), NIC), numa_node=0, rdma=("mlx5_0",), net=("ib0",)
     )
     host = make_tree({0: "0-3", 1: "4-7"}, [("0000:11:00.0", 0)], nics=(nic,))
-    return add_files(host, files, folders)
+    # A whole system's root is told by that file.
+    whole = {"etc/os-release": ""} if files or folders else {}
+    return add_files(host, {**whole, **files}, folders)
 
 
 def settings_of(root: MemoryRoot) -> HostSettings:
@@ -96,7 +105,7 @@ def test_everything_is_read() -> None:
         for address, listed in found.interrupts.items()
     } == {str(CARD): [(40, "3"), (41, "0-1")], str(NIC): [(50, "5")]}
     assert found.irqbalance is not None
-    assert found.irqbalance == (CpuSet.parse_list("4-7"), "/etc/default/irqbalance")
+    assert found.irqbalance == Irqbalance(CpuSet.parse_list("4-7"), "/etc/default/irqbalance")
     assert found.environment == (
         Setting("CUDA_DEVICE_ORDER", "FASTEST_FIRST", "/etc/environment"),
         Setting("I_MPI_PIN", "1", "/etc/profile.d/mpi.sh"),
@@ -105,7 +114,7 @@ def test_everything_is_read() -> None:
     # The first main file counts alone.
     assert found.manager == (Setting("CPUAffinity", "0-3", "/etc/systemd/system.conf"),)
     assert found.services == frozenset({"docker.service"})
-    assert (found.is_virtual, found.kernel, found.has_systemd) == (True, (6, 1), None)
+    assert (found.is_virtual, found.kernel, found.has_systemd) == (True, (6, 1), False)
     assert (found.container, found.unreadable) == (None, {})
     assert found.huge_pages == (HugePages(2048, {0: 512, 1: 0}),)
 
@@ -179,7 +188,7 @@ def test_linked_settings(tmp_path: Path) -> None:
     root = DirectoryRoot(tmp_path)
     found = read_settings(root, discover(root))
     assert found.manager == (Setting("CPUAffinity", "0-3", "/etc/systemd/system.conf"),)
-    assert found.irqbalance == (CpuSet([4]), "/etc/default/irqbalance")
+    assert found.irqbalance == Irqbalance(CpuSet([4]), "/etc/default/irqbalance")
     assert settings_of(unpack_tree(take_snapshot(root).data, "a")) == found
 
 
@@ -188,6 +197,7 @@ def test_snapshot_of_a_host_without_any() -> None:
     root = tree({"etc/hosts": "127.0.0.1 localhost\n"}, "sys/fs/cgroup/system.slice/ssh.service")
     found = settings_of(root)
     assert (found.environment, found.manager, found.services) == ((), (), frozenset())
+    assert found.has_systemd is False
     assert settings_of(unpack_tree(take_snapshot(root).data, "a")) == found
 
 
@@ -236,7 +246,21 @@ def test_snapshot_tells_nothing_else_of_these_files() -> None:
         ("NUMAPolicy", REMOVED),
     ]
     assert (found.is_virtual, found.kernel) == (False, (6, 1))
-    assert found.irqbalance == (None, "/etc/default/irqbalance")
+    assert found.irqbalance == Irqbalance(None, "/etc/default/irqbalance", is_known=False)
+    assert found.unreadable.keys() == {"interrupts", "memory"}
+
+
+def test_values_that_are_identifiers() -> None:
+    """A run of digits as long as an identifier is removed, wherever numbers are kept."""
+    identifier = "8dea26ac-1d2b-4f8e-9c1a-0123456789ab"
+    files = {
+        "etc/environment": "GOMP_CPU_AFFINITY=1234567890123\n",
+        "etc/systemd/system.conf": "[Manager]\nCPUAffinity=1234567890123\n",
+        "etc/default/irqbalance": f"IRQBALANCE_BANNED_CPULIST={identifier}\n",
+    }
+    text = gzip.decompress(take_snapshot(tree(files, FOLDERS[0])).data)
+    assert b"1234567890123" not in text
+    assert b"8dea26ac" not in text
 
 
 def test_nothing_is_known_of_a_bare_tree() -> None:
@@ -265,15 +289,18 @@ def test_unreadable_files_are_not_known() -> None:
         None,
         None,
     )
-    assert found.irqbalance == (None, "/etc/default/irqbalance")
+    assert found.irqbalance == Irqbalance(None, "/etc/default/irqbalance", is_known=False)
     assert found.unreadable == {
         "interrupts": ("/proc/irq/40/effective_affinity_list", "/etc/default/irqbalance"),
         "environment": ("/etc/environment", "/etc/systemd/system.conf"),
         "systemd": ("/etc/systemd/system.conf",),
         "memory": ("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages",),
     }
-    # A snapshot can be taken all the same.
-    assert settings_of(unpack_tree(take_snapshot(tree(broken)).data, "a")).interrupts is None
+    # A snapshot can be taken all the same, and knows no more; so does one of it.
+    data = take_snapshot(root).data
+    replayed = unpack_tree(data, "a")
+    assert settings_of(replayed) == found
+    assert take_snapshot(replayed).data == data
 
 
 def test_asked_affinity_where_the_kernel_does_not_say_the_real_one() -> None:
@@ -312,7 +339,7 @@ def test_irqbalance_that_is_no_unit() -> None:
     """A daemon that somebody started is known by its socket, in a snapshot too."""
     root = tree({"run/irqbalance/irqbalance812.sock": ""})
     found = settings_of(root)
-    assert found.irqbalance == (None, "/etc/default/irqbalance")
+    assert found.irqbalance == Irqbalance(None, "/etc/default/irqbalance")
     assert settings_of(unpack_tree(take_snapshot(root).data, "a")) == found
 
 
@@ -345,13 +372,12 @@ def test_later_files_take_earlier_keys_back() -> None:
             "etc/systemd/system.conf": "[Manager]\nCPUAffinity=0-3\nNUMAPolicy=bind\n",
             "usr/lib/systemd/system.conf.d/10-a.conf": "[Manager]\nCPUAffinity=\nCPUAffinity=1\n",
             "usr/lib/systemd/system.conf.d/20-b.conf": "[Manager]\nCPUAffinity=7\n",
-            "etc/systemd/system.conf.d/20-b.conf": "[Manager]\nNUMAMask=0\n",
+            "etc/systemd/system.conf.d/20-b.conf": "[Manager]\n",
         }
     )
     assert [(one.name, one.value) for one in settings_of(root).manager or ()] == [
         ("NUMAPolicy", "bind"),
         ("CPUAffinity", "1"),
-        ("NUMAMask", "0"),
     ]
 
 
@@ -360,7 +386,8 @@ def test_later_files_take_earlier_keys_back() -> None:
     [
         ("IRQBALANCE_BANNED_CPULIST=0,4-5", "0,4-5"),
         ("IRQBALANCE_BANNED_CPUS=0000000f,00000001", "0,32-35"),
-        ("IRQBALANCE_BANNED_CPUS=0xf0", "4-7"),
+        ("IRQBALANCE_BANNED_CPUS=0xF0", "4-7"),
+        ("IRQBALANCE_BANNED_CPULIST=0-15:1/4", "0,4,8,12"),
         ("IRQBALANCE_BANNED_CPULIST=\nIRQBALANCE_BANNED_CPUS=1", "0"),
         ("#IRQBALANCE_BANNED_CPULIST=0", None),
         ("", None),
@@ -375,15 +402,18 @@ def test_banned_cpus(text: str, found: str | None) -> None:
 @pytest.mark.parametrize(
     "text, found",
     [
-        ("export A='x y' # z\nB=\"1\"\nC=x\n", [("A", "x y"), ("B", "1")]),
-        ("export A=1;\nif true; then export B=2 A=3; fi\n", [("A", "1"), ("B", "2"), ("A", "3")]),
-        ("declare -x A=1\nA=0 nvidia-smi\nexport C A\n", [("A", "1")]),
-        ('A="open\nA=\n', [("A", '"open'), ("A", "")]),
+        ("export A='x y' # z\nB=\"1\"\nC=x\n", {"A": "x y"}),
+        ("export A=1;\nif true; then export B=2 A=3; fi\n", {"A": "3", "B": "2"}),
+        ("declare -x A=1\nA=0 nvidia-smi\nexport C\n", {"A": "1"}),
+        ("A=1\nB=2\nexport A\nA=3\n", {"A": "3"}),
+        ("export A=1 B=2\nunset A\n", {"B": "2"}),
+        ('export A="open\n', {"A": '"open'}),
+        ("export A=" + "x " * 9000 + "\n", {"A": "x"}),
     ],
 )
-def test_what_a_shell_sets(text: str, found: list[tuple[str, str]]) -> None:
-    """Assignments are found wherever they stand, without quotes and comments; one for a command alone is none."""
-    assert parse_shell(text, ("A", "B")) == found
+def test_what_a_shell_hands_on(text: str, found: dict[str, str]) -> None:
+    """What is exported is found wherever it stands, without quotes and comments; one for a command alone is not."""
+    assert dict(parse_shell(text, ("A", "B"))) == found
 
 
 def test_what_pam_sets() -> None:
@@ -393,9 +423,52 @@ def test_what_pam_sets() -> None:
 
 
 def test_a_byte_order_mark_is_nothing() -> None:
-    """A file that begins with one is read from its first line on."""
-    found = settings_of(tree({"etc/environment": "\ufeffOMP_PLACES=cores\n"}))
+    """A file that begins with one is read from its first line on, in a snapshot too."""
+    root = tree(
+        {
+            "etc/environment": "\ufeffOMP_PLACES=cores\n",
+            "etc/default/irqbalance": f"\ufeff{IRQ_SETTINGS}",
+        },
+        FOLDERS[0],
+    )
+    found = settings_of(root)
     assert found.environment == (Setting("OMP_PLACES", "cores", "/etc/environment"),)
+    assert found.irqbalance == Irqbalance(CpuSet([4]), "/etc/default/irqbalance")
+    assert settings_of(unpack_tree(take_snapshot(root).data, "a")) == found
+
+
+def test_hidden_files_say_nothing() -> None:
+    """Of files of one name in the folders of environment.d the first hides the others, empty or not."""
+    root = tree(
+        {
+            "usr/lib/environment.d/50-gpu.conf": "CUDA_VISIBLE_DEVICES=0\n",
+            "etc/environment.d/50-gpu.conf": "",
+        }
+    )
+    for one in (root, unpack_tree(take_snapshot(root).data, "a")):
+        assert settings_of(one).environment == ()
+
+
+def test_devices_that_do_not_say_all_their_interrupts() -> None:
+    """A device of which one interrupt says nothing is not known, and the others are."""
+    files = {**irq(40, "3"), **irq(41, "0-1"), **irq(50, "5", str(NIC))}
+    del files["proc/irq/41/effective_affinity_list"], files["proc/irq/41/smp_affinity_list"]
+    found = settings_of(tree(files)).interrupts
+    assert found is not None
+    assert found.keys() == {NIC}
+
+
+def test_captures_of_a_part_of_the_system() -> None:
+    """A folder of /etc or /run in a recording of /sys and /proc does not say that the rest is absent."""
+    root = add_files(tree({}), {"run/udev/data/x": "", "etc/mtab": ""})
+    found = settings_of(root)
+    assert (found.environment, found.manager, found.has_systemd) == (None, None, None)
+
+
+def test_controller_that_no_hierarchy_has() -> None:
+    """Where the hierarchy says its controllers, and cpuset is none of them, that is known."""
+    files = {"sys/fs/cgroup/cgroup.controllers": "cpu memory\n"}
+    assert settings_of(tree(files)).cgroup_version == 0
 
 
 def test_the_last_assignment_of_a_file_counts() -> None:
@@ -415,7 +488,7 @@ def test_manager_environment() -> None:
 
 def test_manager_keys_stand_in_their_section() -> None:
     """A key outside of [Manager], and a comment, are none."""
-    text = "CPUAffinity=1\n[Manager]\n#CPUAffinity=2\n CPUAffinity = 3 \\\n 4\n[X]\nCPUAffinity=5\n"
+    text = "CPUAffinity=1\n[Manager]\n#CPUAffinity=2\n CPUAffinity = 3 \\\n# see \\\n 4\n[X]\nCPUAffinity=5\n"
     ((key, value),) = parse_manager_keys(text, ("CPUAffinity",))
     assert (key, value.split()) == ("CPUAffinity", ["3", "4"])
 

@@ -97,6 +97,22 @@ def test_fewer_cpus_are_the_callers_cpuset() -> None:
     )
 
 
+def test_a_node_that_lost_all_its_cpus_is_a_difference() -> None:
+    """No cpuset takes all of a node's CPUs from what numactl prints."""
+    (note,) = compare(numactl(MACHINE, node_0_cpus="")).differences
+    assert note.code == "numactl_cpus"
+
+
+def test_what_is_partly_missing_is_told() -> None:
+    """A size or a row of distances that is not there was not compared, and that is said."""
+    text = numactl(MACHINE, node_1_size="<not available>").replace("  0:  10", "  x:  10")
+    found = compare(text)
+    assert found.unsaid == (
+        "memory sizes of NUMA nodes 1 (they are not in numactl.txt)",
+        "distances of NUMA nodes 0 (they are not in numactl.txt)",
+    )
+
+
 def test_a_node_without_cpus() -> None:
     """An empty list is a node without CPUs, and ranges are read as well."""
     theirs = parse_numactl("node 0 cpus: 0-3 8-11\nnode 1 cpus:\n")

@@ -202,6 +202,20 @@ def test_far_links_on_one_node_are_explained() -> None:
     assert found.agreed == found.facts - 4
 
 
+def test_devices_that_are_not_here_are_told() -> None:
+    """Links of RDMA devices that the machine does not have can't be compared, and that is said."""
+    found = compare(topo().replace("NIC1: mlx5_1", "NIC1: mlx5_77"))
+    assert found.differences == ()
+    assert found.unsaid == ("how near mlx5_77 of topo.txt are: no such device is here",)
+
+
+def test_long_texts_are_read_at_once() -> None:
+    """Many lines and many words of nothing take no longer than their length."""
+    with pytest.raises(InputError, match="holds no matrix"):
+        compare("X CPU Affinity\n" + "\n" * 300_000)
+    assert parse_topology("\tGPU0\tCPU Affinity\nGPU0\tX\t" + "1, " * 300_000)
+
+
 def test_other_number_of_cards() -> None:
     """With fewer cards in the text nothing else is compared: numbers name other cards then."""
     rows = {name: links[:2] for name, links in list(ROWS.items())[:2]}

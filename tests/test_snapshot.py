@@ -586,6 +586,15 @@ def test_snapshot_goes_where_a_shell_would_send_it(tmp_path: Path) -> None:
         assert reader.stdout is not None
         assert reader.stdout.read() == data
     assert stat.S_ISFIFO((tmp_path / "fifo").stat().st_mode)
+    # As a shell's >(command) and /dev/stdout give it: a path below /proc that leads to a pipe.
+    reading, writing = os.pipe()
+    save_snapshot(data, f"/proc/self/fd/{writing}")
+    os.close(writing)
+    with open(reading, "rb") as stream:
+        assert stream.read() == data
+    (tmp_path / "real").chmod(0o600)
+    save_snapshot(data, tmp_path / "real")
+    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o600
     (tmp_path / "device").symlink_to("/dev/full")
     with pytest.raises(WriteError, match="No space left"):
         save_snapshot(data, tmp_path / "device")

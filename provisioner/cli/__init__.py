@@ -106,12 +106,13 @@ def _refused(arguments: Sequence[str], status: int) -> int:
 def _explain(error: click.ClickException, arguments: Sequence[str]) -> click.ClickException:
     """The error, in better words where an acting command is given a recording."""
     command = _command_of(arguments)
-    is_foreign = isinstance(error, click.NoSuchOption) and error.option_name in _RECORDINGS
-    if isinstance(error, click.NoSuchOption) and is_foreign and command in _ACTING:
-        return click.UsageError(
-            f"{error.option_name} names a recording: provision {command} is about the running system alone",
-            error.ctx,
-        )
+    if isinstance(error, click.NoSuchOption) and command in _ACTING:
+        name = error.option_name
+        if name in _RECORDINGS:
+            return click.UsageError(
+                f"{name} names a recording: provision {command} is about the running system alone",
+                error.ctx,
+            )
     return error
 
 
@@ -153,7 +154,7 @@ def run_command(arguments: list[str]) -> int:
             sys.stdout = (
                 None  # Python would try once more when it exits, and end with a status of its own
             )
-        return EXIT_FAILED
+        return _refused(arguments, EXIT_FAILED)
     except Exception as error:
         if debug:
             raise
@@ -162,5 +163,5 @@ def run_command(arguments: list[str]) -> int:
             "(This is a fault of provision; run it again as provision --debug, and report it)",
             err=True,
         )
-        return EXIT_FAILED
+        return _refused(arguments, EXIT_FAILED)
     return outcome if isinstance(outcome, int) else 0

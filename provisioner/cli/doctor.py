@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -107,8 +106,9 @@ def _find_plan(
 ) -> tuple[Machine, Plan | Sequence[Problem], str]:
     """The machine, the plan that it is judged by or why there is none, and which plan that is."""
     is_asked = any(value is not None and value != () for value in options.values())
-    if in_force and plan_file is None and not is_asked:
-        found = _find_in_force()
+    why = ""
+    if in_force and plan_file is None and not is_asked and within == "root":
+        found, why = _find_in_force()
         if found is not None:
             return *found, "the plan in force"
     if plan_file is not None:
@@ -122,25 +122,30 @@ def _find_plan(
     if options["npu_smi"] is not None:
         machine, request = add_npu_smi(machine, request, options["npu_smi"])
     try:
-        return machine, make_plan(machine, request), "the plan that provision plan makes"
+        return machine, make_plan(machine, request), f"the plan that provision plan makes{why}"
     except ProblemsError as error:
         if error.exit_status == EXIT_USAGE:
             raise
         return machine, error.problems, ""
 
 
-def _find_in_force() -> tuple[Machine, Plan] | None:
-    """This machine and the plan in force; None if there is none that is this machine's."""
-    from provisioner.applied import read_in_force
+def _find_in_force() -> tuple[tuple[Machine, Plan] | None, str]:
+    """This machine and the plan in force; None if there is none that is this machine's, and then why it is not."""
+    from provisioner.applied import read_applied, read_in_force
     from provisioner.fingerprint import machine_fingerprint
 
-    with suppress(ProvisionError):
+    try:
+        if read_applied() is None:
+            return None, ""
         plan = read_in_force().plan
-        if plan is not None:
-            machine = read_machine(None, None, plan.within)
-            if machine_fingerprint(machine) == plan.fingerprint:
-                return machine, plan
-    return None
+        machine = None if plan is None else read_machine(None, None, plan.within)
+    except ProvisionError:
+        return None, " (the one in force can't be read)"
+    if plan is None or machine is None:
+        return None, " (an apply or undo did not come to its end)"
+    if machine_fingerprint(machine) != plan.fingerprint:
+        return None, " (the one in force was made for another machine than this one is now)"
+    return (machine, plan), ""
 
 
 def _read_settings(root: Where, machine: Machine) -> HostSettings:
@@ -164,18 +169,21 @@ def _compare(machine: Machine, nvidia_smi: str | None, numactl: str | None) -> l
 
 
 def _print(diagnosis: Diagnosis, judged_by: str) -> None:
+    from provisioner.doctor import READERS
+    from provisioner.sentences import count
+
     print_line(f"Fingerprint {diagnosis.fingerprint}")
     if diagnosis.ranks is None:
         print_line("There is no plan for it: placement says why")
     else:
-        noun = "rank" if diagnosis.ranks == 1 else "ranks"
-        print_line(f"Judged by {judged_by}: {diagnosis.ranks} {noun}")
+        print_line(f"Judged by {judged_by}: {count(diagnosis.ranks, 'rank')}")
     states = {
         state: [check for check in diagnosis.checks if check.state == state]
         for state in ("found", "fine", "unknown")
     }
     for check in states["found"]:
-        print_notes(_TITLES.get(check.name) or check.name.capitalize(), check.notes)
+        title = check.name if check.name in READERS else check.name.capitalize()
+        print_notes(title, check.notes)
     if states["fine"]:
         print_line()
         print_line(bold("Fine"))
@@ -190,6 +198,3 @@ def _print(diagnosis: Diagnosis, judged_by: str) -> None:
     print_line()
     notes = sum(len(check.notes) for check in diagnosis.checks)
     print_line(f"{notes} found, {len(states['fine'])} checks fine, {len(unknown)} not known")
-
-
-_TITLES = {"nvidia-smi": "nvidia-smi", "numactl": "numactl"}

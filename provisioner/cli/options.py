@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _MAX_BYTES = 16 << 20
+_MAX_CARDS = 1024
 _POLICIES = ("exclusive", "node", "llc", "card-range")
 _VENDORS = ("nvidia", "amd", "hygon", "intel", "habana", "ascend")
 
@@ -419,11 +421,14 @@ def _parse_devices(text: str) -> tuple[str, ...]:
 
     cards: list[str] = []
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if dash and first.isdecimal() and last.isdecimal() and len(last) <= 6:
-            if int(last) < int(first):
-                raise ParseError(f"'{part.strip()}' runs backwards")
-            cards += [str(number) for number in range(int(first), int(last) + 1)]
+        span = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", part.strip(), re.ASCII)
+        if span:
+            first, last = int(span[1]), int(span[2])
+            if not first <= last < first + _MAX_CARDS:
+                raise ParseError(
+                    f"'{part.strip()}' is no range of cards: expected up to {_MAX_CARDS} of them, the lowest first"
+                )
+            cards += [str(number) for number in range(first, last + 1)]
         else:
             cards.append(parse_card(part))
     return tuple(cards)

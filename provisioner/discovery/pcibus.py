@@ -34,9 +34,8 @@ class PciBus:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._taken: dict[PciAddress, PciFunction] = {}
-        self._bridges: set[PciAddress] = (
-            set()
-        )  # taken as such: without what only devices are asked for
+        # Taken as such: without what only devices are asked for.
+        self._bridges: set[PciAddress] = set()
         self._vendors: dict[PciAddress, int | None] = {}
         self._by_vendor: dict[int | None, list[PciAddress]] | None = None
         # A function without a class file can't be told from any other; it is no card and no NIC.

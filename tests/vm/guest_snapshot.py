@@ -63,13 +63,16 @@ def topology_is_the_machines_and_foreign() -> None:
 def doctor_finds_the_same() -> None:
     """What doctor finds, finds fine and does not know is the same of this machine and of its snapshot."""
     environment = Path("/etc/environment")
-    before = environment.read_text() if environment.exists() else ""
+    before = environment.read_text() if environment.exists() else None
     environment.write_text("CUDA_DEVICE_ORDER=FASTEST_FIRST\n")
     try:
         path = _take("settings")
         live = json.loads(run("provision", "doctor", *_LOCALITY, "--json").stdout)
     finally:
-        environment.write_text(before)
+        if before is None:
+            environment.unlink()
+        else:
+            environment.write_text(before)
     replayed = json.loads(
         run("provision", "doctor", *_LOCALITY, "--snapshot", path, "--json").stdout
     )
