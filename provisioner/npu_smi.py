@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from provisioner.errors import InputError, ParseError
+from provisioner.errors import InputError, ParseError, shorten
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.locality import Locality, find_card_locality, nodes_of
 from provisioner.pci import PciAddress, find_pci_address
@@ -73,7 +73,9 @@ def _read_info_row(line: str, npu: int | None, addresses: dict[int, PciAddress])
         return int(numbers[0])
     number = int(numbers[1]) if len(numbers) > 1 and _NUMBER.fullmatch(numbers[1]) else npu
     if number is None:
-        raise ParseError(f"row '{line.strip()[:40]}' has a Bus-Id, and no row of an NPU before it")
+        raise ParseError(
+            f"row '{shorten(line.strip())}' has a Bus-Id, and no row of an NPU before it"
+        )
     if number in addresses:
         raise ParseError(f"NPU {number} is there twice: at {addresses[number]} and {address}")
     if address in addresses.values():

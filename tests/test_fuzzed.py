@@ -33,6 +33,10 @@ FOUND = {
         "texts",
         b"\tGPU0\tNIC0\tCPU Affinity\nGPU0\tX\tPIX\0\t0-3\n",
     ),
+    "a row of an NPU that a terminal would act on": (
+        "texts",
+        b"| 0 \x18| 0000:C1:00.0 | 02|\n",
+    ),
     "a service of a plan file that a terminal would act on": (
         "plan_file",
         (
