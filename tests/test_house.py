@@ -223,3 +223,27 @@ def test_starting_the_command_line_loads_nothing_heavy() -> None:
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     assert run_python(code) == "[]\n"
+
+
+def list_codes(name: str, *modules: str) -> set[str]:
+    """The codes of Note or Problem that the modules, or all of them, give as a text."""
+    return {
+        node.args[0].value
+        for path in MODULES
+        if not modules or path.stem in modules
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == name
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+        and isinstance(node.args[0].value, str)
+    }
+
+
+def test_notes_and_refusals_are_documented() -> None:
+    text = (ROOT / "docs/notes.md").read_text("utf-8")
+    planning = ("locality", "planner", "preflight", "ranks", "request", "shares")
+    codes = list_codes("Note") | list_codes("Problem", *planning)
+    documented = set(re.findall(r"`([a-z_0-9]+)`", text))
+    assert {code for code in codes - documented if not code.startswith("nvidia_smi_")} == set()

@@ -107,12 +107,14 @@ def command(
 
 def print_plan(plan: Plan, labels: Sequence[Sequence[RankLabel]]) -> None:
     """Prints a plan for people, with the label of each rank of each service."""
+    from provisioner.sentences import count
+
     for number, service in enumerate(plan.services):
         if number:
             print_line()
         print_line(
             bold(f"Service {service.name}")
-            + f": {len(service.ranks)} ranks, {service.slice}, memory {service.memory}"
+            + f": {count(len(service.ranks), 'rank')}, {service.slice}, memory {service.memory}"
         )
         rows = [
             _rank_row(rank, label)

@@ -32,6 +32,7 @@ def command(
     """Show packages, NUMA nodes, cores, cards and network devices, and what is odd."""
     from provisioner.fingerprint import machine_fingerprint
     from provisioner.oddities import DRIVERS
+    from provisioner.sentences import count
     from provisioner.topology_report import (
         card_rows,
         nic_rows,
@@ -51,9 +52,10 @@ def command(
     packages = {cpu.package for cpu in machine.cpus if cpu.package is not None}
     smt = sorted({len(core.cpus) for core in machine.cores})
     print_line(
-        f"{len(packages) or '?'} packages, {len(machine.nodes)} NUMA nodes, {len(machine.cores)} cores, "
-        f"{len(machine.cpus)} CPUs (SMT {'/'.join(str(one) for one in smt)}), "
-        f"{len(machine.accelerators)} cards, {len(machine.nics)} network devices"
+        f"{count(len(packages), 'package') if packages else '? packages'}, "
+        f"{count(len(machine.nodes), 'NUMA node')}, {count(len(machine.cores), 'core')}, "
+        f"{count(len(machine.cpus), 'CPU')} (SMT {'/'.join(str(one) for one in smt)}), "
+        f"{count(len(machine.accelerators), 'card')}, {count(len(machine.nics), 'network device')}"
     )
     print_line(f"CPUs online {machine.online_cpus}, allowed {machine.allowed_cpus or 'none'}")
     for name, cpus in (("offline", machine.offline_cpus), ("isolated", machine.isolated_cpus)):
