@@ -312,7 +312,7 @@ def _look_at_interrupts(context: _Context) -> _Seen:
 def _look_at_environment(context: _Context) -> _Seen:
     settings = context.settings.environment
     if settings is None:
-        return _Seen(unknown=("what the system sets for every process: there is no /etc here",))
+        return _Seen(unknown=("what the system sets for every process: its /etc is not here",))
     notes = list(note_variables(settings))
     said = ", ".join(dict.fromkeys(f"{one.name}={one.value}" for one in settings))
     return _Seen(f"the system sets {said or 'nothing that chooses cards or CPUs'}", (), notes)

@@ -158,7 +158,8 @@ class _Reader:
 
     def is_whole(self) -> bool:
         """Whether the root has the files of a system, so that what it lacks the system lacks."""
-        return self.root.is_this_system or self.exists("etc/os-release")
+        # Asked of the running system too: what is not asked for is in no snapshot.
+        return self.exists("etc/os-release") or self.root.is_this_system
 
 
 # Interrupts ------------------------------------------------------------------------------------

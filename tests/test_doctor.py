@@ -134,7 +134,7 @@ def test_unknown_is_not_fine() -> None:
                 "and 3 more land"
             ),
         ),
-        "environment": ("what the system sets for every process: there is no /etc here",),
+        "environment": ("what the system sets for every process: its /etc is not here",),
         "systemd": (
             "whether systemd runs",
             "which hierarchy has the cpuset controller",

@@ -335,6 +335,24 @@ def test_this_systems_interrupts() -> None:
     } == expected
 
 
+def test_this_systems_snapshot() -> None:
+    """The running system's snapshot is set to what it is, whatever that is."""
+    if not Path("/etc/os-release").exists():
+        pytest.skip("this system does not say which it is, by which a whole one is told")
+
+    def without_names(found: HostSettings) -> HostSettings:
+        # Places are renamed, and values that may tell something are removed.
+        settings = tuple(one._replace(place="", value="") for one in found.environment or ())
+        manager = tuple(one._replace(place="", value="") for one in found.manager or ())
+        return found._replace(environment=settings, manager=manager, unreadable={})
+
+    root = DirectoryRoot()
+    found = read_settings(root, discover(root))
+    replayed = settings_of(unpack_tree(take_snapshot(root).data, "a"))
+    assert None not in (found.environment, found.manager, found.has_systemd)
+    assert without_names(replayed) == without_names(found)
+
+
 def test_irqbalance_that_is_no_unit() -> None:
     """A daemon that somebody started is known by its socket, in a snapshot too."""
     root = tree({"run/irqbalance/irqbalance812.sock": ""})
