@@ -112,7 +112,7 @@ def examine(
         *(Note(one.code, one.message, one.hint) for one in reasons),
     ):
         notes.setdefault(_CHECK_OF.get(note.code, "placement"), []).append(note)
-    context = _Context(machine, settings, found, reasons)
+    context = _Context(machine, settings, found)
     checks: list[Check] = []
     for name, look in _CHECKS:
         seen = look(context)
@@ -186,7 +186,6 @@ class _Context(NamedTuple):
     machine: Machine
     settings: HostSettings
     plan: Plan | None
-    reasons: Sequence[Problem]  # why there is no plan
 
 
 # The machine -----------------------------------------------------------------------------------

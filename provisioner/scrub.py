@@ -115,7 +115,10 @@ def scrub(
     reduced = {
         path: _reduce(path, text.removeprefix("\ufeff")) for path, text in recorded.files.items()
     }
-    reduced |= {path.lstrip("/"): UNREADABLE for path in unreadable}
+    for path in (one.lstrip("/") for one in unreadable):
+        # No file can stand where others lie below.
+        if not any(other.startswith(f"{path}/") for other in paths):
+            reduced[path] = UNREADABLE
     numbers = _number_files(path for path, text in reduced.items() if text is not None)
 
     def rename(path: str) -> str:
