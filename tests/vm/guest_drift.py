@@ -6,6 +6,7 @@ what is wrong, and mends it.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -402,10 +403,21 @@ def what_speaks_against_it() -> None:
     foreign = UNITS / "other.slice"
     foreign.write_text("[Slice]\n")
     Path("/etc/systemd/system/other-rank0.slice").symlink_to("/dev/null")
+    # All of the node but a little is needed, and more than that is taken, wherever the system's own pages lie.
+    total = re.search(r"MemTotal: *([0-9]+) kB", read("/sys/devices/system/node/node0/meminfo"))
+    assert total is not None
+    need = int(total[1]) * 1024 - (32 << 20)
     Path("/run/other.toml").write_text(
-        '[placement]\nname = "other"\nmemory_need = "400MiB"\ndevices = [0, 1, 2]\n'
+        f'[placement]\nname = "other"\nmemory_need = {need // 3}\ndevices = [0, 1, 2]\n'
     )
-    done = provision("apply", "--yes", "--config", "/run/other.toml", status=1)
+    taken = "import time; taken = b'x' * (96 << 20); print('taken', flush=True); time.sleep(600)"
+    with subprocess.Popen(
+        ["numactl", "--membind=0", "python3", "-c", taken], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        equal(holder.stdout.readline(), "taken\n")
+        done = provision("apply", "--yes", "--config", "/run/other.toml", status=1)
+        holder.kill()
     for words in (
         "/etc/systemd/system/other.slice: was not made by provision",
         "/etc/systemd/system/other-rank0.slice: is a link to '/dev/null'",
