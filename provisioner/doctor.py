@@ -7,14 +7,15 @@ taken for fine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Literal, NamedTuple
 
 from provisioner.comparison import Comparison
 from provisioner.errors import Problem
 from provisioner.fingerprint import machine_fingerprint
 from provisioner.idset import NodeSet
-from provisioner.interrupts import find_silent_devices, find_stray_interrupts, note_irqbalance
+from provisioner.interrupts import find_devices, find_stray_interrupts, note_irqbalance
 from provisioner.oddities import find_oddities
 from provisioner.plan import Note, Plan, Rank
 from provisioner.request import PlacementRequest
@@ -80,7 +81,7 @@ _CODES: dict[str, tuple[str, ...]] = {
 }
 _CHECK_OF = {code: check for check, codes in _CODES.items() for code in codes}
 # Those that a plan adds to the machine's own.
-_OF_REQUEST = ("no_card", "npu_numbers", "isolated_cpus", "partial_cores", "no_node_cpus")
+_OF_REQUEST = ("npu_numbers", "isolated_cpus", "partial_cores", "no_node_cpus")
 # What was asked for, or is the only answer there is.
 _AS_ASKED = (
     *("by_locality", "by_one_node", "shared_cores", "several_cards", "partitions"),
@@ -151,9 +152,10 @@ def _collect(machine: Machine, plan: Plan | None) -> Iterator[Note]:
         return
     own = (_CHECK_OF.keys() | {"unsaid", *_AS_ASKED}) - set(_OF_REQUEST)
     yield from (note for note in plan.notes if note.code not in own)
+    cores_of_llc = Counter(core.llc for core in machine.cores)
     alike: dict[str, list[tuple[str, Note]]] = {}
     for label, rank in named_ranks(plan):
-        for note in (*rank.notes, *_note_alignment(machine, rank)):
+        for note in (*rank.notes, *_note_alignment(machine, cores_of_llc, rank)):
             if note.code not in _AS_ASKED:
                 alike.setdefault(note.code, []).append((label, note))
     for code, listed in alike.items():
@@ -163,12 +165,13 @@ def _collect(machine: Machine, plan: Plan | None) -> Iterator[Note]:
         yield Note(code, f"{label[0].upper()}{label[1:]}{more}: {first.message}", first.hint)
 
 
-def _note_alignment(machine: Machine, rank: Rank) -> Iterator[Note]:
+def _note_alignment(
+    machine: Machine, cores_of_llc: Mapping[int | None, int], rank: Rank
+) -> Iterator[Note]:
     """What could be better about a rank and no note of the plan says."""
     cores = machine.cores_of(rank.main_cpus)
     caches = {core.llc for core in cores} - {None}
-    sizes = Counter(core.llc for core in machine.cores)
-    room = min((sizes[llc] for llc in caches), default=0)
+    room = min((cores_of_llc[llc] for llc in caches), default=0)
     # As few as hold so many cores are no fault.
     if caches and len(caches) > -(-len(cores) // room):
         yield Note(
@@ -197,18 +200,14 @@ def _look_at_data(context: _Context) -> _Seen:
 
 def _look_at_cards(context: _Context) -> _Seen:
     vendors = Counter(card.vendor for card in context.machine.accelerators)
-    return _Seen(", ".join(f"{count} of {vendor}" for vendor, count in vendors.items()))
+    return _Seen(", ".join(f"{number} of {vendor}" for vendor, number in vendors.items()))
 
 
 def _look_at_locality(context: _Context) -> _Seen:
     machine = context.machine
     if not machine.accelerators:
         return _Seen("there is no card")
-    mute: list[str] = []
-    for card in machine.accelerators:
-        path = machine.pci_path(card.address)
-        if (path[0].numa_node if path else card.numa_node) is None:
-            mute.append(card.name)
+    mute = [card.name for card in machine.accelerators if machine.said_node(card) is None]
     if mute and len(machine.cpu_nodes) > 1:
         return _Seen(unknown=(f"{name_some(mute, 4)} do not say their NUMA node themselves",))
     return _Seen("nothing on the PCI bus contradicts what the cards say")
@@ -216,8 +215,7 @@ def _look_at_locality(context: _Context) -> _Seen:
 
 def _look_at_cores(context: _Context) -> _Seen:
     cores = context.machine.cores
-    each = len(cores[0].cpus)
-    return _Seen(f"{len(cores)} cores of {each} {'CPU' if each == 1 else 'CPUs'} each, all whole")
+    return _Seen(f"{len(cores)} cores of {count(len(cores[0].cpus), 'CPU')} each, all whole")
 
 
 def _look_at_packages(context: _Context) -> _Seen:
@@ -296,8 +294,15 @@ def _look_at_interrupts(context: _Context) -> _Seen:
     elif settings.services is None:
         unknown = (*unknown, "whether irqbalance runs")
     interrupts = settings.interrupts or {}
-    notes += find_stray_interrupts(machine, interrupts, plan, is_balanced=daemon is not None)
-    silent = find_silent_devices(machine, interrupts, plan)
+    devices = find_devices(machine, plan)
+    notes += find_stray_interrupts(
+        machine, interrupts, plan, devices, is_balanced=daemon is not None
+    )
+    silent = [
+        device.label
+        for address, device in devices.items()
+        if device.ranks and address not in interrupts
+    ]
     if silent:
         unknown = (*unknown, f"where the interrupts of {name_some(silent, 3)} land")
     number = sum(len(one) for one in interrupts.values())
@@ -381,10 +386,7 @@ def diagnosis_to_json(diagnosis: Diagnosis) -> dict[str, Any]:
                 "state": check.state,
                 "why": check.why,
                 "unknown": list(check.unknown),
-                "notes": [
-                    {"code": note.code, "message": note.message, "hint": note.hint}
-                    for note in check.notes
-                ],
+                "notes": [asdict(note) for note in check.notes],
             }
             for check in diagnosis.checks
         ],

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from typing import TypeVar
 
 from provisioner.cgroup import find_hierarchies
@@ -23,6 +23,8 @@ from provisioner.root import Root
 from provisioner.settings import (
     CARD_CHOICE,
     CARD_ORDER,
+    CONTAINER_ENGINES,
+    CPU_MANAGERS,
     NIC_CHOICE,
     OWN_BINDING,
     THREAD_BINDING,
@@ -44,12 +46,7 @@ ENVIRONMENT = (*CARD_ORDER, *CARD_CHOICE, *THREAD_BINDING, *OWN_BINDING, *NIC_CH
 # Keys of system.conf that hold for every service.
 MANAGER = ("CPUAffinity", "NUMAPolicy")
 MANAGER_ENVIRONMENT = "DefaultEnvironment"
-# Units that give CPUs away or start containers of their own.
-SERVICES = (
-    *("docker.service", "containerd.service", "crio.service", "podman.service"),
-    *("kubelet.service", "k3s.service", "k3s-agent.service", "rke2-agent.service"),
-    *("rke2-server.service", "slurmd.service", "intel_lpmd.service"),
-)
+SERVICES = (*CONTAINER_ENGINES, *CPU_MANAGERS)
 IRQBALANCE_SETTINGS = ("etc/default/irqbalance", "etc/sysconfig/irqbalance")
 IRQBALANCE = ("IRQBALANCE_BANNED_CPULIST", "IRQBALANCE_BANNED_CPUS")
 
@@ -208,11 +205,12 @@ def _read_irqbalance(reader: _Reader, unit_folder: str | None) -> Irqbalance | N
     if not runs and not reader.names("run/irqbalance"):
         return None
     for path in IRQBALANCE_SETTINGS:
-        banned = reader.parsed(path, parse_banned)
+        # A file that bans nothing is there too.
+        banned = reader.parsed(path, lambda text: (parse_banned(text),))
+        if banned is not None:
+            return Irqbalance(*banned, f"/{path}")
         if f"/{path}" in reader.unreadable:
             return Irqbalance(None, f"/{path}", is_known=False)
-        if reader.read(path) is not None:
-            return Irqbalance(banned, f"/{path}")
     return Irqbalance(None, f"/{IRQBALANCE_SETTINGS[0]}", is_known=reader.is_whole())
 
 
@@ -264,17 +262,17 @@ def _read_manager(reader: _Reader, keys: Sequence[str]) -> tuple[Setting, ...]:
     Of the main file the first one counts, of drop-ins of one name likewise, and drop-ins are read
     by name. Source: systemd-system.conf(5).
     """
-    paths: list[str] = []
+    texts: dict[str, str] = {}
     for folder in _MANAGER_FOLDERS:
-        if reader.read(f"{folder}/system.conf") is not None:
-            paths.append(f"{folder}/system.conf")
+        main = reader.read(f"{folder}/system.conf")
+        if main is not None:
+            texts[f"{folder}/system.conf"] = main
             break
-    paths += _list_drop_ins(
-        reader, [f"{folder}/system.conf.d" for folder in _MANAGER_FOLDERS], ".conf"
-    )
+    folders = [f"{folder}/system.conf.d" for folder in _MANAGER_FOLDERS]
+    texts |= {path: reader.text(path) for path in _list_drop_ins(reader, folders, ".conf")}
     found: list[Setting] = []
-    for path in paths:
-        for key, value in parse_manager_keys(reader.text(path), keys):
+    for path, text in texts.items():
+        for key, value in parse_manager_keys(text, keys):
             if value:
                 found.append(Setting(key, value, f"/{path}"))
             else:
@@ -290,19 +288,25 @@ def read_manager_settings(root: Root) -> tuple[Setting, ...]:
 _VARIABLE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.ASCII)
 
 
+def _find_variables(text: str, names: Container[str]) -> Iterator[tuple[str, str]]:
+    """(name, what stands behind the equals sign) of the lines that set one of these names."""
+    for line in text.splitlines():
+        match = _VARIABLE.fullmatch(line)
+        if match is not None and match[1] in names:
+            yield match[1], match[2]
+
+
 def parse_variables(text: str, names: Container[str]) -> list[tuple[str, str]]:
     """(name, value) of the lines 'NAME=value' with one of these names, as PAM and environment.d read them.
 
     What follows a '#' is a comment, and quotes around the whole value are taken off.
     """
     found: list[tuple[str, str]] = []
-    for line in text.splitlines():
-        match = _VARIABLE.fullmatch(line)
-        if match is not None and match[1] in names:
-            value = match[2].partition("#")[0].strip()
-            if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-                value = value[1:-1]
-            found.append((match[1], value))
+    for name, rest in _find_variables(text, names):
+        value = rest.partition("#")[0].strip()
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+            value = value[1:-1]
+        found.append((name, value))
     return found
 
 
@@ -341,12 +345,10 @@ def parse_shell(text: str, names: Collection[str]) -> list[tuple[str, str]]:
 
 def parse_assignments(text: str, names: Collection[str]) -> list[tuple[str, str]]:
     """(name, value) of the lines 'NAME=value' with one of these names, as a shell reads a file of settings."""
-    found: list[tuple[str, str]] = []
-    for line in text.splitlines():
-        match = _VARIABLE.fullmatch(line)
-        if match is not None and match[1] in names:
-            found.append((match[1], next(iter(_split(match[2], comments=True)), "")))
-    return found
+    return [
+        (name, next(iter(_split(value, comments=True)), ""))
+        for name, value in _find_variables(text, names)
+    ]
 
 
 def parse_manager_keys(text: str, keys: Container[str]) -> list[tuple[str, str]]:

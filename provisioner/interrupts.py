@@ -14,7 +14,7 @@ from provisioner.settings import Interrupt, Irqbalance
 from provisioner.topology import Machine
 
 
-class _Device(NamedTuple):
+class Device(NamedTuple):
     """A PCI function that ranks use, or none does."""
 
     label: str
@@ -27,6 +27,7 @@ def find_stray_interrupts(
     machine: Machine,
     interrupts: Mapping[PciAddress, tuple[Interrupt, ...]],
     plan: Plan,
+    devices: Mapping[PciAddress, Device],
     *,
     is_balanced: bool,
 ) -> Iterator[Note]:
@@ -36,13 +37,13 @@ def find_stray_interrupts(
         machine: the host.
         interrupts: those of its cards and network devices.
         plan: whose CPUs are the ranks'.
+        devices: who uses what, as `find_devices` says.
         is_balanced: whether irqbalance runs.
     """
-    devices = _find_devices(machine, plan)
     strays: list[str] = []
     stray: list[Interrupt] = []
     for address, listed in interrupts.items():
-        device = devices.get(address) or _Device(str(address), (), CpuSet(), CpuSet())
+        device = devices[address]
         used = [one for one in listed if one.cpus & machine.online_cpus]
         foreign = plan.assigned_cpus - device.own
         hits = [one for one in used if not one.cpus.isdisjoint(foreign)]
@@ -123,11 +124,11 @@ def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _find_devices(machine: Machine, plan: Plan) -> dict[PciAddress, _Device]:
+def find_devices(machine: Machine, plan: Plan) -> dict[PciAddress, Device]:
     """The cards and network devices by address, with the ranks that use each."""
     by_name = {name: nic.address for nic in machine.nics for name in nic.rdma_names}
     found = {
-        nic.address: _Device(
+        nic.address: Device(
             str(nic.address) if nic.name is None else f"{nic.name} ({nic.address})",
             (),
             CpuSet(),
@@ -137,10 +138,10 @@ def _find_devices(machine: Machine, plan: Plan) -> dict[PciAddress, _Device]:
     }
     for card in machine.accelerators:
         if card.address is not None:
-            found[card.address] = _Device(f"card {card.name}", (), CpuSet(), CpuSet())
+            found[card.address] = Device(f"card {card.name}", (), CpuSet(), CpuSet())
     for label, rank in named_ranks(plan):
         # What the plan says of a card's nodes may be the operator's word.
-        near = union_cpus(machine.node(node).cpus for node in rank.cpu_nodes)
+        near = machine.cpus_on(rank.cpu_nodes)
         for device in rank.devices:
             _add_rank(found, find_pci_address(device), label, rank.cpus, near)
         for name in rank.nics:
@@ -149,7 +150,7 @@ def _find_devices(machine: Machine, plan: Plan) -> dict[PciAddress, _Device]:
 
 
 def _add_rank(
-    found: dict[PciAddress, _Device],
+    found: dict[PciAddress, Device],
     address: PciAddress | None,
     label: str,
     cpus: CpuSet,
@@ -157,7 +158,7 @@ def _add_rank(
 ) -> None:
     if address is not None and address in found:
         known = found[address]
-        found[address] = _Device(
+        found[address] = Device(
             known.label, (*known.ranks, label), known.own | cpus, known.near | near
         )
 
@@ -170,7 +171,7 @@ def _node_cpus(machine: Machine, address: PciAddress) -> CpuSet:
     locality = find_locality(machine, address)
     if not isinstance(locality, Locality):
         return CpuSet()
-    return union_cpus(machine.node(node).cpus for node in locality.nodes)
+    return machine.cpus_on(locality.nodes)
 
 
 def note_irqbalance(machine: Machine, daemon: Irqbalance, plan: Plan) -> Iterator[Note]:
@@ -189,16 +190,4 @@ def note_irqbalance(machine: Machine, daemon: Irqbalance, plan: Plan) -> Iterato
         if plan.system_cpus
         else "Keep cores for the system (reserve_cores=), then ban it from the ranks' CPUs by "
         f"IRQBALANCE_BANNED_CPULIST= in {daemon.settings}, or stop it",
-    )
-
-
-def find_silent_devices(
-    machine: Machine, interrupts: Mapping[PciAddress, tuple[Interrupt, ...]], plan: Plan
-) -> tuple[str, ...]:
-    """The devices of ranks that do not say where all of their interrupts land."""
-    devices = _find_devices(machine, plan)
-    return tuple(
-        device.label
-        for address, device in devices.items()
-        if device.ranks and address not in interrupts
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from provisioner.idset import NodeSet
 from provisioner.locality import Locality, find_locality
-from provisioner.topology import Accelerator, Machine, Nic, PciFunction
+from provisioner.topology import Accelerator, Machine, Nic, PciFunction, count_common_bridges
 
 # How near a card's nearest functions are, as `_nearness` says it, and they themselves.
 _Nearest = tuple[tuple[int, int], tuple[Nic, ...]]
@@ -98,16 +98,9 @@ def _nearness(
     machine: Machine, card_path: tuple[PciFunction, ...], card_nodes: NodeSet, nic: Nic
 ) -> tuple[int, int]:
     """(kind, depth): 3 same switch with the depth of the common bridge, 2 same root, 1 same node, 0 far."""
-    nic_path = machine.pci_path(nic.address)
-    if card_path and nic_path:
-        common = {one.address for one in card_path[1:]} & {one.address for one in nic_path[1:]}
-        if common:
-            return (3, len(common))
-        if (
-            card_path[0].host_bridge is not None
-            and card_path[0].host_bridge == nic_path[0].host_bridge
-        ):
-            return (2, 0)
+    common = count_common_bridges(card_path, machine.pci_path(nic.address))
+    if common is not None:
+        return (3, common) if common else (2, 0)
     locality = find_locality(machine, nic.address)
     if isinstance(locality, Locality) and not locality.nodes.isdisjoint(card_nodes):
         return (1, 0)

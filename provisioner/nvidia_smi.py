@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from provisioner.comparison import Comparison
 from provisioner.errors import InputError, ParseError, shorten
-from provisioner.idset import CpuSet, NodeSet, union_cpus
+from provisioner.idset import CpuSet, NodeSet
 from provisioner.locality import Locality, find_card_locality, find_cpu_nodes, find_locality
 from provisioner.pci import PciAddress
 from provisioner.plan import Note
 from provisioner.sentences import name_some
-from provisioner.topology import Accelerator, Machine
+from provisioner.topology import Accelerator, Machine, count_common_bridges
 
 _READER = "nvidia-smi topo -m"
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\ufeff")
@@ -250,7 +250,7 @@ def _row_facts(
         return
     cpu_nodes = find_cpu_nodes(machine, card, locality)
     if isinstance(cpu_nodes, NodeSet):
-        cpus = union_cpus(machine.node(node).cpus for node in cpu_nodes)
+        cpus = machine.cpus_on(cpu_nodes)
         if row.cpus is not None:
             same = _compare_cpus(row.cpus, cpus)
             yield ("nvidia_smi_cpus", f"has CPUs {row.cpus}", str(cpus), same)
@@ -327,10 +327,9 @@ def _find_kind(machine: Machine, one: PciAddress, other: PciAddress) -> int | No
     first, second = machine.pci_path(one), machine.pci_path(other)
     if not first or not second or None in (first[0].host_bridge, second[0].host_bridge):
         return None
-    if {part.address for part in first[1:]} & {part.address for part in second[1:]}:
-        return 3
-    if first[0].host_bridge == second[0].host_bridge:
-        return 2
+    common = count_common_bridges(first, second)
+    if common is not None:
+        return 3 if common else 2
     near = find_locality(machine, one), find_locality(machine, other)
     if not isinstance(near[0], Locality) or not isinstance(near[1], Locality):
         return None

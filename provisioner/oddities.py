@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from provisioner.idset import CpuSet, NodeSet
 from provisioner.pci import PciAddress
 from provisioner.plan import Note
-from provisioner.topology import Accelerator, Machine, PciFunction
+from provisioner.topology import Accelerator, Machine, PciFunction, count_common_bridges
 
 # What a vendor's driver is called, for people.
 DRIVERS = {
@@ -130,7 +130,6 @@ def _nearest_nodes(machine: Machine, path: Sequence[PciFunction]) -> dict[PciAdd
 
     Without such a bridge, of those below the same host bridge; functions without a node are left out.
     """
-    above = [one.address for one in path[1:]]
     found: dict[PciAddress, int] = {}
     best = -1
     for address in (
@@ -138,12 +137,12 @@ def _nearest_nodes(machine: Machine, path: Sequence[PciFunction]) -> dict[PciAdd
         *(one.address for one in machine.nics),
     ):
         other = machine.pci_path(address)
-        if not other or address == path[0].address or other[0].host_bridge != path[0].host_bridge:
+        depth = count_common_bridges(path, other)
+        if depth is None or address == path[0].address:
             continue
         node = other[0].numa_node
-        if node is None or node not in machine.cpu_nodes or path[0].host_bridge is None:
+        if node is None or node not in machine.cpu_nodes:
             continue
-        depth = len({one.address for one in other[1:]}.intersection(above))
         if depth > best:
             best, found = depth, {}
         if depth == best and address is not None:
@@ -153,10 +152,7 @@ def _nearest_nodes(machine: Machine, path: Sequence[PciFunction]) -> dict[PciAdd
 
 def _all_on_one_node(machine: Machine) -> Iterator[Note]:
     """The note on cards that all name one of several NUMA nodes, as they do where firmware says 0 for unknown."""
-    named: list[int | None] = []
-    for card in machine.accelerators:
-        path = machine.pci_path(card.address)
-        named.append(path[0].numa_node if path else card.numa_node)
+    named = [machine.said_node(card) for card in machine.accelerators]
     if len(named) > 1 and len(machine.cpu_nodes) > 1 and len(set(named)) == 1:
         node = named[0]
         if node is not None and node in machine.cpu_nodes:

@@ -218,7 +218,7 @@ def rank_notes(
                 f"Nodes {lent} of the same package, which have no card, lend it cores and memory.",
             )
         )
-    far = cpus - union_cpus(machine.node(node).cpus for node in cpu_nodes | lent)
+    far = cpus - machine.cpus_on(cpu_nodes | lent)
     if far:
         notes.append(
             Note(

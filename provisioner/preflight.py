@@ -29,6 +29,7 @@ from provisioner.plan import Note, Plan
 from provisioner.render import CONFINED
 from provisioner.root import Root
 from provisioner.setting_notes import note_manager
+from provisioner.settings import CONTAINER_ENGINES
 from provisioner.sysfs import read_node_available
 
 # systemd refuses a reload with less than this free in /run. Source: manager_serialize, RELOAD_DISK_SPACE_MIN.
@@ -38,7 +39,6 @@ _CONTAINERS = ("docker-*.scope", "cri-containerd-*.scope", "crio-*.scope", "libp
 _NVIDIA_MAJOR = "195"  # Documentation/admin-guide/devices.txt
 # Units that set cpusets themselves.
 _MANAGERS = ("kubelet.service", "k3s*.service", "rke2-*.service", "slurmd.service")
-_ENGINES = ("docker.service", "containerd.service", "podman.service", "crio.service")
 _KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
 
 
@@ -308,7 +308,9 @@ def _note_wrapper(plan: Plan, layout: Layout) -> Iterator[Note]:
 
 
 def _note_containers(bus: Bus) -> Iterator[Note]:
-    running = [one.name for one in bus.list_units(*_ENGINES) if one.active_state == "active"]
+    running = [
+        one.name for one in bus.list_units(*CONTAINER_ENGINES) if one.active_state == "active"
+    ]
     if running:
         yield Note(
             "containers_confined",

@@ -10,6 +10,8 @@ from provisioner.sentences import name_some
 from provisioner.settings import (
     CARD_CHOICE,
     CARD_ORDER,
+    CONTAINER_ENGINES,
+    CPU_MANAGERS,
     NIC_CHOICE,
     OWN_BINDING,
     THREAD_BINDING,
@@ -127,20 +129,14 @@ def note_manager(settings: Sequence[Setting], kernel: tuple[int, int] | None) ->
 
 def note_services(services: frozenset[str]) -> Iterator[Note]:
     """The notes on services that start containers or give CPUs away."""
-    runtimes = sorted(
-        one for one in services if one.startswith(("docker", "containerd", "crio", "podman"))
-    )
+    runtimes = sorted(services.intersection(CONTAINER_ENGINES))
     if runtimes:
         yield Note(
             "containers",
             f"{name_some(runtimes)} {_run(runtimes)}: a container that a rank starts does not land in its slice.",
             "Start it with --cgroup-parent=NAME-rankN.slice (systemd's cgroup driver), or have its worker bind itself",
         )
-    managers = sorted(
-        one
-        for one in services
-        if one.startswith(("kubelet", "k3s", "rke2", "slurmd", "intel_lpmd"))
-    )
+    managers = sorted(services.intersection(CPU_MANAGERS))
     if managers:
         yield Note(
             "other_manager",

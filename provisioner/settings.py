@@ -28,6 +28,12 @@ OWN_BINDING = (
     *("NCCL_IGNORE_CPU_AFFINITY", "TLLM_NUMA_AWARE_WORKER_AFFINITY", "SGLANG_SET_CPU_AFFINITY"),
 )
 NIC_CHOICE = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
+# Units that start containers, and units that give CPUs away.
+CONTAINER_ENGINES = ("docker.service", "containerd.service", "podman.service", "crio.service")
+CPU_MANAGERS = (
+    *("kubelet.service", "k3s.service", "k3s-agent.service", "rke2-agent.service"),
+    *("rke2-server.service", "slurmd.service", "intel_lpmd.service"),
+)
 
 
 class Interrupt(NamedTuple):

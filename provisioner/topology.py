@@ -10,11 +10,11 @@ to define, which every start of a command, and of a worker, would pay for each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from provisioner.idset import CpuSet, NodeSet
+from provisioner.idset import CpuSet, NodeSet, union_cpus
 from provisioner.pci import PciAddress
 
 MemoryKind = Literal["dram", "gpu", "hbm", "cxl", "none"]
@@ -223,6 +223,10 @@ class Machine:
         """The cores of a node in (last-level cache, core) order."""
         return self._node_cores.get(node_id, ())
 
+    def cpus_on(self, nodes: NodeSet) -> CpuSet:
+        """The online CPUs of nodes that there are."""
+        return union_cpus(self._nodes[node].cpus for node in nodes)
+
     def cores_of(self, cpus: CpuSet) -> tuple[Core, ...]:
         """The cores that any of the online CPUs belongs to, in (last-level cache, core) order."""
         found = {core.id: core for cpu in cpus if (core := self._core_of.get(cpu)) is not None}
@@ -241,6 +245,11 @@ class Machine:
             return None
         return node.distances.get(to_node)
 
+    def said_node(self, card: Accelerator) -> int | None:
+        """The NUMA node that a card or its driver says itself, right or wrong; None: neither does."""
+        path = self.pci_path(card.address)
+        return path[0].numa_node if path else card.numa_node
+
     def pci_path(self, address: PciAddress | None) -> tuple[PciFunction, ...]:
         """The function and the bridges above it, nearest first; empty if it is not on the bus."""
         path: list[PciFunction] = []
@@ -248,3 +257,17 @@ class Machine:
             path.append(function)
             address = function.parent
         return tuple(path)
+
+
+def count_common_bridges(one: Sequence[PciFunction], other: Sequence[PciFunction]) -> int | None:
+    """How many bridges two functions are both below; None where they are not known to share a host bridge.
+
+    Args:
+        one: the path of the one, as `Machine.pci_path` gives it.
+        other: that of the other.
+    """
+    if not one or not other or one[0].host_bridge is None:
+        return None
+    if one[0].host_bridge != other[0].host_bridge:
+        return None
+    return len({part.address for part in one[1:]} & {part.address for part in other[1:]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from provisioner.fingerprint import machine_fingerprint
@@ -81,10 +82,7 @@ def topology_to_json(machine: Machine) -> dict[str, Any]:
             }
             for nic in machine.nics
         ],
-        "oddities": [
-            {"code": note.code, "message": note.message, "hint": note.hint}
-            for note in topology_notes(machine)
-        ],
+        "oddities": [asdict(note) for note in topology_notes(machine)],
     }
 
 

@@ -27,7 +27,7 @@ from provisioner.settings import NOTHING_KNOWN, Irqbalance, Setting
 from provisioner.snapshot import save_snapshot, take_snapshot
 from tests.hosts import make_host, make_tree, plan_for
 from tests.test_cli import PROVISION
-from tests.trees import add_files, write_tree
+from tests.trees import add_files, interrupt_files, write_tree
 
 Capture = pytest.CaptureFixture[str]
 
@@ -71,14 +71,6 @@ def notes_of(diagnosis: Diagnosis) -> dict[str, list[str]]:
     return found
 
 
-def irq(number: int, cpus: str, address: str) -> dict[str, str]:
-    """The files of an interrupt."""
-    return {
-        f"sys/bus/pci/devices/{address}/msi_irqs/{number}": "msix\n",
-        f"proc/irq/{number}/effective_affinity_list": f"{cpus}\n",
-    }
-
-
 CARD0, CARD1, CARD2, NIC, ETH = (
     "0000:11:00.0",
     "0000:21:00.0",
@@ -89,13 +81,13 @@ CARD0, CARD1, CARD2, NIC, ETH = (
 
 # A host of which everything is known and nothing is odd.
 GOOD_FILES = {
-    **irq(40, "1", CARD0),
-    **irq(41, "5", CARD1),
-    **irq(42, "8-9", CARD2),
-    **irq(43, "13", "0000:91:00.0"),
-    **irq(50, "0", NIC),
-    **irq(51, "4", "0000:22:00.0"),
-    **irq(60, "", ETH),
+    **interrupt_files(40, "1", CARD0),
+    **interrupt_files(41, "5", CARD1),
+    **interrupt_files(42, "8-9", CARD2),
+    **interrupt_files(43, "13", "0000:91:00.0"),
+    **interrupt_files(50, "0", NIC),
+    **interrupt_files(51, "4", "0000:22:00.0"),
+    **interrupt_files(60, "", ETH),
     "etc/environment": "CUDA_DEVICE_ORDER=PCI_BUS_ID\n",
     **{
         f"sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages": "0\n"
@@ -184,7 +176,12 @@ def test_cards_that_say_nothing_are_not_fine() -> None:
 
 def test_interrupts_of_a_ranks_network_device_on_anothers_cores() -> None:
     """They are counted, with the ranks that use the device and those that suffer, and where to send them."""
-    files = {**irq(50, "0", NIC), **irq(51, "5", NIC), **irq(52, "9-10", NIC), **irq(53, "", NIC)}
+    files = {
+        **interrupt_files(50, "0", NIC),
+        **interrupt_files(51, "5", NIC),
+        **interrupt_files(52, "9-10", NIC),
+        **interrupt_files(53, "", NIC),
+    }
     found = diagnose(tree(files))
     (message,) = notes_of(found)["foreign_interrupts"]
     assert message == (
@@ -199,16 +196,16 @@ def test_interrupts_of_a_ranks_network_device_on_anothers_cores() -> None:
 
 def test_interrupts_go_to_the_reserved_cores() -> None:
     """Where cores of the device's node are kept for the system, they belong there, and on a rank's own no more."""
-    found = diagnose(tree({**irq(50, "5", NIC)}), reserve_cores=2)
+    found = diagnose(tree({**interrupt_files(50, "5", NIC)}), reserve_cores=2)
     (note,) = check_of(found, "interrupts").notes
     assert note.hint.startswith("Send it to CPUs 0-1, ")
-    moved = diagnose(tree(irq(50, "0", NIC)), reserve_cores=2)
+    moved = diagnose(tree(interrupt_files(50, "0", NIC)), reserve_cores=2)
     assert check_of(moved, "interrupts").notes == ()
 
 
 def test_interrupts_of_a_card() -> None:
     """A card's own interrupts count as its network device's do."""
-    (message,) = notes_of(diagnose(tree(irq(40, "12", CARD1))))["foreign_interrupts"]
+    (message,) = notes_of(diagnose(tree(interrupt_files(40, "12", CARD1))))["foreign_interrupts"]
     assert message == (
         "The interrupt of card 0000:21:00.0, used by rank 1, lands on CPUs 12 of rank 3."
     )
@@ -216,7 +213,7 @@ def test_interrupts_of_a_card() -> None:
 
 def test_interrupts_off_the_node() -> None:
     """Interrupts on nobody's cores, but far from their device, are told of."""
-    found = diagnose(tree(irq(40, "8", CARD0)), reserve_cores=1)
+    found = diagnose(tree(interrupt_files(40, "8", CARD0)), reserve_cores=1)
     (message,) = notes_of(found)["remote_interrupts"]
     assert message == (
         "The interrupt of card 0000:11:00.0, used by rank 0, lands on CPUs 8, off its NUMA node."
@@ -225,7 +222,7 @@ def test_interrupts_off_the_node() -> None:
 
 def test_node_that_the_operator_stated_is_the_devices() -> None:
     """Where a card's node was stated, its interrupts belong there, and its own word is not doubted any more."""
-    root = tree(irq(40, "8", CARD0))
+    root = tree(interrupt_files(40, "8", CARD0))
     found = diagnose(root, locality={CARD0: 1})
     assert "remote_interrupts" not in notes_of(found)
     host = make_tree({0: "0-7", 1: "8-15"}, [0, 0])
@@ -244,13 +241,13 @@ def test_interrupts_that_only_may_land_there() -> None:
         "All 2 interrupts of card 0000:11:00.0, used by rank 0, may land on"
     )
     assert "for n in 40 70000; do" in note.hint
-    offline = diagnose(tree(irq(40, "15", CARD0), offline_cpus=CpuSet([15])))
+    offline = diagnose(tree(interrupt_files(40, "15", CARD0), offline_cpus=CpuSet([15])))
     assert check_of(offline, "interrupts").notes == ()
 
 
 def test_interrupts_of_what_no_rank_uses() -> None:
     """A network device without a rank has its interrupts on somebody's cores: they are named together."""
-    found = diagnose(tree({**irq(60, "3", ETH), **irq(61, "9", ETH)}))
+    found = diagnose(tree({**interrupt_files(60, "3", ETH), **interrupt_files(61, "9", ETH)}))
     assert notes_of(found)["stray_interrupts"] == [
         "Interrupts of eth0 (0000:70:00.0), which no rank uses, land on CPUs 3,9 of rank 0 and rank 2."
     ]
@@ -261,7 +258,7 @@ def test_services_are_named_where_there_are_several() -> None:
     from provisioner.request import ServiceRequest
 
     services = (ServiceRequest("chat", ("0", "1")), ServiceRequest("batch", ("2", "3")))
-    found = diagnose(tree(irq(40, "12", CARD0)), services=services)
+    found = diagnose(tree(interrupt_files(40, "12", CARD0)), services=services)
     (message,) = notes_of(found)["foreign_interrupts"]
     assert "used by rank 0 of service chat, lands on CPUs 12 of rank 1 of service batch" in message
 
@@ -308,7 +305,7 @@ def test_irqbalance_stays_banned_from_what_it_is() -> None:
 
 def test_silent_devices_of_ranks_are_named() -> None:
     """Where some devices say where their interrupts land, those of ranks that do not are named."""
-    found = check_of(diagnose(tree(irq(40, "1", CARD0))), "interrupts")
+    found = check_of(diagnose(tree(interrupt_files(40, "1", CARD0))), "interrupts")
     assert found.state == "unknown"
     assert found.unknown[-1].startswith("where the interrupts of mlx5_0 (0000:12:00.0), mlx5_1 ")
     assert CARD0 not in found.unknown[-1]
@@ -528,7 +525,7 @@ def call(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
 
 ODD_FILES = {
     **GOOD_FILES,
-    **irq(50, "5", NIC),
+    **interrupt_files(50, "5", NIC),
     "etc/environment": "CUDA_DEVICE_ORDER=FASTEST_FIRST\n",
 }
 
@@ -556,7 +553,7 @@ def test_a_folder_and_its_snapshot_say_the_same(capsys: Capture, tmp_path: Path)
 
 def test_what_people_see(capsys: Capture, tmp_path: Path) -> None:
     """What was found comes first, with its hint; then what is fine, then what is not known."""
-    write_tree(tree({**irq(50, "5", NIC)}), tmp_path)
+    write_tree(tree({**interrupt_files(50, "5", NIC)}), tmp_path)
     status, out, err = call(capsys, "doctor", "--root", str(tmp_path))
     assert (status, err) == (0, "")
     lines = out.splitlines()
@@ -592,7 +589,7 @@ def test_refused_plan_is_a_finding(capsys: Capture, tmp_path: Path) -> None:
 
 def test_plan_by_options_and_by_file(capsys: Capture, tmp_path: Path) -> None:
     """The plan that it judges by is what the options make, or a file's; a stranger's file is refused."""
-    write_tree(tree(irq(50, "5", NIC)), tmp_path / "tree")
+    write_tree(tree(interrupt_files(50, "5", NIC)), tmp_path / "tree")
     where = ("--root", str(tmp_path / "tree"))
     _, out, _ = call(capsys, "doctor", *where, "--devices", "0,2", "--json")
     assert json.loads(out)["ranks"] == 2

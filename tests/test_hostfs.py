@@ -38,7 +38,7 @@ from provisioner.settings import (
 )
 from provisioner.snapshot import take_snapshot
 from tests.hosts import make_tree
-from tests.trees import add_files, write_tree
+from tests.trees import add_files, interrupt_files, write_tree
 
 CARD = parse_pci_address("0000:11:00.0")
 NIC = parse_pci_address("0000:12:00.0")
@@ -60,19 +60,10 @@ def settings_of(root: MemoryRoot) -> HostSettings:
     return read_settings(root, discover(root))
 
 
-def irq(number: int, cpus: str, address: str = str(CARD)) -> dict[str, str]:
-    """The files of an interrupt."""
-    return {
-        f"sys/bus/pci/devices/{address}/msi_irqs/{number}": "msix\n",
-        f"proc/irq/{number}/effective_affinity_list": f"{cpus}\n",
-        f"proc/irq/{number}/smp_affinity_list": "0-7\n",
-    }
-
-
 FULL = {
-    **irq(40, "3"),
-    **irq(41, "0-1"),
-    **irq(50, "5", str(NIC)),
+    **interrupt_files(40, "3", CARD),
+    **interrupt_files(41, "0-1", CARD),
+    **interrupt_files(50, "5", NIC),
     "etc/environment": 'PATH=/bin\nCUDA_DEVICE_ORDER="FASTEST_FIRST"\n',
     "etc/profile.d/mpi.sh": "# MPI\nif true; then\n  export I_MPI_PIN=1 # here\nfi\n",
     "etc/profile.d/README": "OMP_PLACES=cores\n",
@@ -305,7 +296,7 @@ def test_unreadable_files_are_not_known() -> None:
 
 def test_asked_affinity_where_the_kernel_does_not_say_the_real_one() -> None:
     """Kernels that do not say where an interrupt lands say where it may."""
-    files = irq(40, "3")
+    files = interrupt_files(40, "3", CARD)
     del files["proc/irq/40/effective_affinity_list"]
     found = settings_of(tree(files)).interrupts
     assert found is not None
@@ -469,7 +460,11 @@ def test_hidden_files_say_nothing() -> None:
 
 def test_devices_that_do_not_say_all_their_interrupts() -> None:
     """A device of which one interrupt says nothing is not known, and the others are."""
-    files = {**irq(40, "3"), **irq(41, "0-1"), **irq(50, "5", str(NIC))}
+    files = {
+        **interrupt_files(40, "3", CARD),
+        **interrupt_files(41, "0-1", CARD),
+        **interrupt_files(50, "5", NIC),
+    }
     del files["proc/irq/41/effective_affinity_list"], files["proc/irq/41/smp_affinity_list"]
     found = settings_of(tree(files)).interrupts
     assert found is not None

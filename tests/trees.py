@@ -68,6 +68,15 @@ def add_files(
     )
 
 
+def interrupt_files(number: int, cpus: str, address: PciAddress | str) -> dict[str, str]:
+    """The files of a PCI function's interrupt that lands on these CPUs and may land on CPUs 0 to 7."""
+    return {
+        f"sys/bus/pci/devices/{address}/msi_irqs/{number}": "msix\n",
+        f"proc/irq/{number}/effective_affinity_list": f"{cpus}\n",
+        f"proc/irq/{number}/smp_affinity_list": "0-7\n",
+    }
+
+
 def made_host(cpus: int = 2048, nodes: int = 64, cards: int = 16, threads: int = 2) -> HostFacts:
     """A regular large machine: SMT siblings half the CPUs apart, two nodes a package, eight cores an LLC."""
     cores = cpus // threads

@@ -106,14 +106,14 @@ def _refused(arguments: Sequence[str], status: int) -> int:
 def _explain(error: click.ClickException, arguments: Sequence[str]) -> click.ClickException:
     """The error, in better words where an acting command is given a recording."""
     command = _command_of(arguments)
-    if isinstance(error, click.NoSuchOption) and command in _ACTING:
-        name = error.option_name
-        if name in _RECORDINGS:
-            return click.UsageError(
-                f"{name} names a recording: provision {command} is about the running system alone",
-                error.ctx,
-            )
-    return error
+    if not isinstance(error, click.NoSuchOption) or command not in _ACTING:
+        return error
+    if error.option_name not in _RECORDINGS:
+        return error
+    return click.UsageError(
+        f"{error.option_name} names a recording: provision {command} is about the running system alone",
+        error.ctx,
+    )
 
 
 def run_command(arguments: list[str]) -> int:

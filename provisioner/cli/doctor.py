@@ -13,13 +13,12 @@ from provisioner.cli.options import (
     OpenedRoot,
     SnapshotFile,
     Where,
-    add_npu_smi,
     machine_options,
-    make_request,
     open_root,
     placement_options,
     read_input,
     read_machine,
+    read_machine_and_request,
 )
 from provisioner.cli.plan import read_or_make_plan
 from provisioner.errors import EXIT_MISMATCH, EXIT_USAGE, ProblemsError, ProvisionError
@@ -117,10 +116,7 @@ def _find_plan(
         )
     from provisioner.planner import make_plan
 
-    request = make_request(options)
-    machine = read_machine(root, sample, within)
-    if options["npu_smi"] is not None:
-        machine, request = add_npu_smi(machine, request, options["npu_smi"])
+    machine, request = read_machine_and_request(root, sample, within, options)
     try:
         return machine, make_plan(machine, request), f"the plan that provision plan makes{why}"
     except ProblemsError as error:

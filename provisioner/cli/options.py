@@ -291,6 +291,16 @@ def add_npu_smi(
     return machine, replace(request, locality={**stated, **request.locality})
 
 
+def read_machine_and_request(
+    root: Where, sample: str | None, within: str, options: Mapping[str, Any]
+) -> tuple[Machine, PlacementRequest]:
+    """The machine, and what is to be planned on it, by the placement options and npu-smi's text."""
+    request = make_request(options)
+    machine = read_machine(root, sample, within)
+    npu_smi = options.get("npu_smi")
+    return (machine, request) if npu_smi is None else add_npu_smi(machine, request, npu_smi)
+
+
 def read_input(path: str, limit_bytes: int = _MAX_BYTES) -> tuple[str, str]:
     """(text, name for messages) of a file, or of standard input for '-'.
 

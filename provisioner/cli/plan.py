@@ -19,12 +19,12 @@ from provisioner.cli.console import (
 from provisioner.cli.options import (
     SnapshotFile,
     Where,
-    add_npu_smi,
     machine_options,
     make_request,
     placement_options,
     read_input,
     read_machine,
+    read_machine_and_request,
 )
 
 if TYPE_CHECKING:
@@ -150,11 +150,7 @@ def read_or_make_plan(
     if plan_file is None:
         from provisioner.planner import make_plan
 
-        npu_smi = options.get("npu_smi")
-        request = make_request(options)
-        machine = read_machine(root, sample, within)
-        if npu_smi is not None:
-            machine, request = add_npu_smi(machine, request, npu_smi)
+        machine, request = read_machine_and_request(root, sample, within, options)
         return machine, make_plan(machine, request)
     from provisioner.errors import ForeignSystemError
     from provisioner.fingerprint import machine_fingerprint

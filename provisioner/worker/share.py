@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from provisioner.errors import InputError, Problem, ProblemsError, ProvisionError
-from provisioner.idset import CpuSet, union_cpus
+from provisioner.idset import CpuSet
 from provisioner.plan import Rank
 from provisioner.planner import make_plan
 from provisioner.request import MemoryMode, PlacementRequest, ServiceRequest
@@ -170,5 +170,5 @@ def _find_holding_rank(asked: Asked, machine: Machine, cards: Sequence[Accelerat
         return None  # what keeps the whole machine from being divided says nothing of the cpuset
     allowed = machine.ceiling_cpus
     is_own_slice = asked.unit is not None and asked.unit.is_slice
-    local = union_cpus(machine.node(node).cpus for node in rank.cpu_nodes)
+    local = machine.cpus_on(rank.cpu_nodes)
     return rank if allowed <= rank.cpus or (is_own_slice and allowed <= local) else None
